@@ -1,0 +1,436 @@
+/* impress.h: the store of prefix KV, for any engine.
+ *
+ * Impress keeps the keys and values (KV) of prompt prefixes on disk and in memory, and brings back for each request
+ * only the tokens that matter for it. This header is the whole contract of the library; `examples/engine.c` is a
+ * complete small engine that uses nothing else.
+ *
+ *     imp_store  one directory, shared by threads and processes
+ *       imp_space  one model with one set of settings: KV is shared only inside a space
+ *         imp_lease  the longest stored prefix of a prompt, pinned for one request
+ *           imp_load   one pass over the layers: select, wait, gather
+ *         imp_commit  new KV on its way into the store
+ *
+ * The life of a request:
+ *
+ *     imp_prefix_acquire(space, tokens, n, 0, &lease, &info);      // info.n_matched may be 0: compute everything
+ *     imp_load_begin(lease, &opts, &load);                         // reads start now, for all layers in order
+ *     for each layer l, once the queries of the new tokens are known and before attention runs:
+ *         imp_load_select(load, l, &query, &k);                    // decides which tokens of the prefix this layer gets
+ *         imp_load_gather(load, l, &dst);                          // their rows, in the engine's own memory
+ *     imp_load_end(load, &stats);
+ *     imp_lease_release(lease);
+ *     ... answer ...
+ *     imp_commit_begin(space, tokens, n, first_new, 0, &commit);   // behind the answer
+ *     for each layer: imp_commit_rows(commit, l, first, count, k, k_stride, v, v_stride);
+ *     imp_commit_finish(commit);                                   // packed and written by a thread of the store
+ *
+ * Errors. Calls return 0 or a negative imp_status. imp_last_error() then holds one line that says what and where, for
+ * the calling thread. A cache may not make a request fail: after any failure of acquire, load or commit the engine
+ * computes what it wanted to load, and the answer is right.
+ *
+ * Threads. imp_store and imp_space: any thread at any time. imp_lease, imp_load and imp_commit: one thread at a time
+ * each. After fork() a child may use none of the parent's handles.
+ *
+ * Source of the methods: "IMPRESS: An Importance-Informed Multi-Tier Prefix KV Storage System for Large Language Model
+ * Inference", FAST '25 (called "the paper" below), and H2O (Zhang et al., NeurIPS 2023) for the importance score.
+ */
+#ifndef IMPRESS_IMPRESS_H
+#define IMPRESS_IMPRESS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define IMP_VERSION_MAJOR 0
+#define IMP_VERSION_MINOR 1
+#define IMP_VERSION_PATCH 0
+
+/* The version of the library in use, "0.1.0". Static storage. */
+const char *imp_version(void);
+
+/* ------------------------------------------------------------------------------------------------ status, log ---- */
+
+typedef enum imp_status {
+    IMP_OK = 0,
+    IMP_E_ARG = -1,      /* an argument is out of its documented range */
+    IMP_E_NOMEM = -2,    /* an allocation failed */
+    IMP_E_IO = -3,       /* the disk or the operating system refused; imp_last_error() has errno's text */
+    IMP_E_CORRUPT = -4,  /* stored bytes don't match their checksum; what is bad was dropped */
+    IMP_E_VERSION = -5,  /* the store was written by a newer or unknown format */
+    IMP_E_FULL = -6,     /* no room: the size limit, the disk, or an entry larger than the limit */
+    IMP_E_BUSY = -7,     /* too much is waiting to be written, or another process holds what is needed; nothing changed */
+    IMP_E_NOTFOUND = -8, /* no such node, segment or file */
+    IMP_E_STALE = -9,    /* what was leased is gone (dropped as bad, or removed by hand): acquire again */
+    IMP_E_UNSUPPORTED = -10, /* a switch, type or shape that this build or model can't do */
+    IMP_E_PERM = -11     /* the directory or a file in it may not be used by this user */
+} imp_status;
+
+/* The name of a code, "IMP_E_IO", and a short text for it. Static storage; any int is accepted. */
+const char *imp_status_name(int status);
+const char *imp_status_text(int status);
+
+/* One line about the last failure in this thread ("" before any). Valid until this thread's next failing call. */
+const char *imp_last_error(void);
+
+typedef enum imp_log_level { IMP_LOG_ERROR = 0, IMP_LOG_WARN = 1, IMP_LOG_INFO = 2, IMP_LOG_DEBUG = 3 } imp_log_level;
+
+/* Receives log lines (no newline at the end; never any prompt text or token). Called from any thread, possibly at once
+ * from several. `fn` NULL restores the default: errors and warnings to stderr. Set it before the first store opens. */
+typedef void (*imp_log_fn)(imp_log_level level, const char *line, void *user);
+void imp_log_set(imp_log_fn fn, void *user, imp_log_level max_level);
+
+/* -------------------------------------------------------------------------------------------------- switches ---- */
+
+/* How the important tokens of a layer are found. */
+typedef enum imp_identify {
+    IMP_IDENTIFY_NONE = 0,     /* not at all: every token of the prefix is loaded */
+    IMP_IDENTIFY_ALL_KEYS = 1, /* exact H2O scores over all keys of the layer (the paper, 2.2: "AS+H2O") */
+    IMP_IDENTIFY_PROBE = 2,    /* probe heads with fallback (the paper, 4.1); not in this version */
+    IMP_IDENTIFY_STATIC = 3,   /* one ranking made ahead of all requests (SPI); not in this version */
+    IMP_IDENTIFY_CHUNKS = 4,   /* whole 16-token chunks by score (ContiguousKV); not in this version */
+    IMP_IDENTIFY_SKETCH = 5    /* sketch and history (docs/design); not in this version */
+} imp_identify;
+
+/* The order of a node's tokens on disk. Belongs to the store. */
+typedef enum imp_order {
+    IMP_ORDER_TOKEN = 0,      /* as in the prompt */
+    IMP_ORDER_IMPORTANCE = 1, /* by falling importance (the paper, 4.2); not in this version */
+    IMP_ORDER_CORE = 2        /* the historically important first, the rest as in the prompt; not in this version */
+} imp_order;
+
+/* Which chunks the host tier keeps. */
+typedef enum imp_cache {
+    IMP_CACHE_NONE = 0, /* the host tier is passed by */
+    IMP_CACHE_LRU = 1,
+    IMP_CACHE_LFU = 2,
+    IMP_CACHE_SCORE = 3 /* access frequency x important share (the paper, 4.3) */
+} imp_cache;
+
+/* What is read before a layer's queries are known. Only data that doesn't depend on the queries is ever fetched ahead. */
+typedef enum imp_prefetch {
+    IMP_PREFETCH_NONE = 0,  /* nothing: each layer's reads start when it asks */
+    IMP_PREFETCH_LAYERS = 1 /* the next layers' keys, or keys and values where all are loaded, as far as buffers reach */
+} imp_prefetch;
+
+/* How rows are encoded on disk. Belongs to the store. */
+typedef enum imp_rest {
+    IMP_REST_RAW = 0, /* the engine's own bytes (`f16` for an f16 cache) */
+    IMP_REST_Q8 = 1   /* 8 bits: keys per channel over 64 tokens, values in row blocks of 32; needs f16, bf16 or f32 rows */
+} imp_rest;
+
+/* A system is a named set of switches (`docs/systems.md` has the table). `order`, `rest` and `chunk_tokens` take effect
+ * when a store is made; the others with each request. */
+typedef struct imp_switches {
+    imp_identify identify;
+    imp_order order;
+    imp_cache cache;
+    imp_prefetch prefetch;
+    imp_rest rest;
+    uint32_t chunk_tokens; /* tokens of a chunk: a multiple of 16, 16..256 */
+} imp_switches;
+
+/* The switches of system `name` ("as", "as-h2o-lru", ...). IMP_E_NOTFOUND for an unknown name; imp_last_error() then
+ * lists the known ones. "recomp" is no preset of the store (nothing is loaded); programs handle it themselves. */
+int imp_system_preset(const char *name, imp_switches *out);
+
+/* The i-th known system's name, NULL past the end. */
+const char *imp_system_name(size_t i);
+
+/* ----------------------------------------------------------------------------------------------------- store ---- */
+
+typedef struct imp_store imp_store;
+
+typedef enum imp_io_mode {
+    IMP_IO_AUTO = 0,   /* io_uring with O_DIRECT if both are allowed, else the next best; imp_store_stats says which */
+    IMP_IO_URING = 1,  /* io_uring or fail */
+    IMP_IO_THREADS = 2 /* pread on a pool of threads */
+} imp_io_mode;
+
+#define IMP_STORE_READONLY 1u  /* open an existing store, never write to it */
+#define IMP_STORE_NO_DIRECT 2u /* through the page cache instead of O_DIRECT */
+#define IMP_STORE_MUST_EXIST 4u /* IMP_E_NOTFOUND instead of making the directory */
+
+typedef struct imp_store_opts {
+    size_t struct_bytes;         /* set by imp_store_opts_init(): lets this struct grow */
+    uint64_t limit_bytes;        /* upper bound of the directory's size on disk; 0: 10 GiB */
+    uint64_t read_bytes_per_s;   /* cap on reads, to behave like a slower disk; 0: none */
+    uint64_t host_cache_bytes;   /* host tier; 0: none */
+    uint64_t buffer_bytes;       /* read buffers of one load; 0: 32 MiB. Grows where one layer needs more */
+    uint64_t backlog_bytes;      /* KV waiting to be written; beyond it commits are refused (IMP_E_BUSY); 0: 1 GiB */
+    uint32_t min_store_tokens;   /* shorter commits are not stored; 0: 64 */
+    uint32_t segment_tokens;     /* longer commits are cut into segments of so many tokens; 0: 2048 */
+    imp_io_mode io_mode;
+    unsigned flags;              /* IMP_STORE_... */
+    imp_order order;             /* these three for segments written from now on; existing ones stay readable */
+    imp_rest rest;
+    uint32_t chunk_tokens;       /* 0: 64 */
+    imp_cache cache;             /* policy of the host tier */
+} imp_store_opts;
+
+void imp_store_opts_init(imp_store_opts *opts);
+
+/* Open the store in directory `dir`, making it (mode 0700) if need be, and recover it: leftovers of killed processes are
+ * removed, a lost or damaged catalogue is rebuilt from the segments. `opts` NULL: all defaults.
+ * Returns 0, or with `*out` = NULL: IMP_E_PERM, IMP_E_IO (`dir` is a file, say), IMP_E_VERSION, IMP_E_FULL, IMP_E_NOMEM,
+ * IMP_E_ARG; the directory is as it was.
+ * Owner: the caller, until imp_store_close(). Threads: any. Several processes may have one store open. */
+int imp_store_open(const char *dir, const imp_store_opts *opts, imp_store **out);
+
+/* Write what waits, stop the store's threads and free it. Every space, lease, load and commit must be closed before.
+ * NULL is allowed. */
+void imp_store_close(imp_store *store);
+
+/* Wait until everything handed over by imp_commit_finish() so far is on disk or given up. Returns 0, or the status of
+ * the last write that failed since the previous flush. */
+int imp_store_flush(imp_store *store);
+
+typedef struct imp_hash128 {
+    uint64_t lo, hi;
+} imp_hash128;
+
+/* XXH3-128 of the bytes of file `path`, taken from the catalogue when device, inode, size, mtime and ctime are those of
+ * an earlier call. IMP_E_IO when it can't be read. */
+int imp_store_fingerprint(imp_store *store, const char *path, imp_hash128 *out);
+
+typedef struct imp_stats {
+    uint64_t disk_bytes;        /* of the whole directory, as du counts */
+    uint64_t limit_bytes;
+    uint64_t kv_bytes;          /* of stored rows, without padding, headers and catalogue */
+    uint64_t n_spaces, n_nodes, n_segments, n_tokens;
+    uint64_t memory_bytes;      /* the tree's, in this process */
+    uint64_t host_bytes;        /* in the host tier now */
+    uint64_t acquires, hits, hit_tokens; /* since open, this process; a hit matched at least one token */
+    uint64_t bytes_read;        /* from disk, headers included */
+    uint64_t host_hit_bytes;    /* from the host tier instead */
+    uint64_t bytes_written;
+    uint64_t commits, commits_refused, commits_failed, commits_known; /* known: all of it was stored already */
+    uint64_t evicted_nodes, evicted_bytes;
+    uint64_t corrupt_chunks, io_errors, catalogue_rebuilds;
+    const char *io_mode;        /* "io_uring, O_DIRECT, registered buffers" and so on; static storage */
+} imp_stats;
+
+int imp_store_stats(imp_store *store, imp_stats *out);
+
+/* ----------------------------------------------------------------------------------------------------- space ---- */
+
+typedef struct imp_space imp_space;
+
+/* Element types of KV rows as the engine keeps them. Q8_0: blocks of 32 values, an f16 scale and 32 int8 (34 bytes). */
+typedef enum imp_type { IMP_TYPE_F32 = 0, IMP_TYPE_F16 = 1, IMP_TYPE_BF16 = 2, IMP_TYPE_Q8_0 = 3 } imp_type;
+
+/* Bytes of `n` elements of `type`; n must be a multiple of 32 for Q8_0. 0 for a type or count that can't be. */
+size_t imp_type_bytes(imp_type type, size_t n);
+
+/* One token's key row of a layer is [n_kv_heads][head_dim_k], its value row [n_kv_heads][head_dim_v], contiguous. */
+typedef struct imp_layer_shape {
+    uint32_t n_kv_heads, head_dim_k, head_dim_v;
+} imp_layer_shape;
+
+/* A named part of what must be equal before KV may be shared, as bytes. */
+typedef struct imp_field {
+    const char *name;
+    const void *bytes;
+    size_t n_bytes;
+} imp_field;
+
+/* Everything that must be equal before KV may be shared. All of it is hashed, each part with its length. */
+typedef struct imp_space_desc {
+    size_t struct_bytes;            /* sizeof(imp_space_desc) */
+    const char *model_name;         /* for people; not hashed */
+    const char *engine;             /* "llama.cpp" and the version of its KV: bytes of another engine never match */
+    imp_hash128 weights;            /* imp_store_fingerprint() of the weights */
+    imp_type type_k, type_v;
+    uint32_t n_layers;              /* 1..1024 */
+    const imp_layer_shape *layers;  /* [n_layers] */
+    const imp_field *fields;        /* RoPE factors in force, adapters, ...: [n_fields] */
+    size_t n_fields;
+    const char *salt;               /* keeps tenants apart; only its hash is kept; NULL: "" */
+} imp_space_desc;
+
+/* Open the space that `desc` describes; made at the first commit. Copies what it needs of `desc`.
+ * Owner: the caller, until imp_space_close(). */
+int imp_space_open(imp_store *store, const imp_space_desc *desc, imp_space **out);
+void imp_space_close(imp_space *space);
+
+/* Bytes of one token's rows over all layers, as the engine keeps them. */
+size_t imp_space_token_bytes(const imp_space *space);
+
+/* ------------------------------------------------------------------------------------------------------ lease ---- */
+
+typedef struct imp_lease imp_lease;
+
+#define IMP_ACQUIRE_DERIVED 1u /* KV computed over a partial or rounded load will do as well */
+
+typedef struct imp_prefix_info {
+    size_t n_matched;      /* tokens from the start of the prompt whose KV is stored; 0: nothing */
+    size_t n_exact;        /* of these, from the start, those stored as computed over exact KV */
+    uint64_t bytes_full;   /* bytes on disk of all their keys and values */
+    uint64_t match_ns;     /* time the match took */
+} imp_prefix_info;
+
+/* Pin the longest stored prefix of `tokens` and describe it in `*info`. At most n_tokens - 1 tokens are matched, so that
+ * at least one is computed. Matching is by token, not by chunk.
+ * Returns 0 (a match of length zero is a normal answer, with `*out` = NULL) or a negative code, with `*info` zeroed and
+ * nothing pinned. Owner: the caller, until imp_lease_release(). */
+int imp_prefix_acquire(imp_space *space, const int32_t *tokens, size_t n_tokens, unsigned flags, imp_lease **out,
+                       imp_prefix_info *info);
+
+/* Give up the tail of a lease: afterwards it covers `n_tokens` (1..n_matched). No load may be open on it. */
+int imp_lease_trim(imp_lease *lease, size_t n_tokens);
+
+/* Release. NULL is allowed. No load may be open on it. */
+void imp_lease_release(imp_lease *lease);
+
+/* ------------------------------------------------------------------------------------------------------- load ---- */
+
+typedef struct imp_load imp_load;
+
+typedef struct imp_load_opts {
+    size_t struct_bytes;  /* set by imp_load_opts_init() */
+    double retention;     /* share of the prefix's tokens that each layer gets: (0, 1] */
+    imp_switches switches;
+    uint32_t n_keep_first; /* always chosen: so many tokens from the start ("attention sinks"); default 0, as H2O */
+    uint32_t n_keep_last;  /* and so many at the end of the prefix; default 0 */
+    uint32_t max_query_rows; /* of the query rows given to select, at most the last so many score; 0: 32 */
+} imp_load_opts;
+
+void imp_load_opts_init(imp_load_opts *opts);
+
+/* Start loading the leased prefix: reads that don't depend on queries are issued at once, in layer order.
+ * Layers must then be asked for in rising order, each once in a pass.
+ * Owner: the caller, until imp_load_end(). The lease must outlive it. */
+int imp_load_begin(imp_lease *lease, const imp_load_opts *opts, imp_load **out);
+
+/* Tokens each layer gets: k = ceil(retention x n_matched); all n_matched with IMP_IDENTIFY_NONE. */
+size_t imp_load_count(const imp_load *load);
+
+/* The new tokens' queries in one layer, after RoPE and whatever else the engine does before the dot product. */
+typedef struct imp_query {
+    const float *q;         /* element (row r, head h, dim d) at q[r * row_stride + h * head_stride + d] */
+    size_t row_stride, head_stride; /* in floats */
+    size_t n_rows;          /* new tokens, oldest first */
+    uint32_t n_heads;       /* a multiple of the layer's n_kv_heads; head h uses KV head h / (n_heads / n_kv_heads) */
+    float scale;            /* of the dot product, before the softmax */
+    float softcap;          /* 0: none, else scores become softcap * tanh(score / softcap) */
+} imp_query;
+
+/* Choose the k tokens of the prefix that layer `layer` gets, waiting for the bytes that takes (identify), and start
+ * reading what is missing of them. With IMP_IDENTIFY_NONE `query` may be NULL.
+ * `*positions` (may be NULL) becomes the chosen tokens' positions in the prompt, rising, [imp_load_count()]; valid until
+ * the next call on this load.
+ * On IMP_E_CORRUPT, IMP_E_IO or IMP_E_STALE the load is dead: end it, release the lease, acquire again (the bad part is
+ * gone from the store by then) and start the pass over. */
+int imp_load_select(imp_load *load, uint32_t layer, const imp_query *query, const uint32_t **positions);
+
+/* Where a layer's chosen rows go. Row i of the selection is written to k + cell(i) * k_stride, and likewise v. */
+typedef struct imp_dst {
+    void *k, *v;             /* the engine's memory */
+    size_t k_stride, v_stride; /* bytes */
+    const uint32_t *cells;   /* [imp_load_count()], NULL: cell(i) = i */
+} imp_dst;
+
+/* Wait for the selected rows of `layer`, check them against their checksums, and write them, in the space's types, to
+ * `dst`. Errors as imp_load_select(); `dst` may then hold some of the rows. */
+int imp_load_gather(imp_load *load, uint32_t layer, const imp_dst *dst);
+
+/* Start the next pass over the layers with the same lease and options: for an engine that computes a long query in
+ * several batches, each with its own selection. */
+int imp_load_rewind(imp_load *load);
+
+typedef struct imp_load_stats {
+    uint64_t identify_ns;   /* scoring and choosing */
+    uint64_t io_wait_ns;    /* waiting for reads */
+    uint64_t gather_ns;     /* checking, widening and copying rows */
+    uint64_t bytes_read;    /* from disk */
+    uint64_t identify_bytes; /* of these, only to identify */
+    uint64_t host_hit_bytes; /* from the host tier instead of the disk */
+    uint64_t n_reads;
+    double mass;            /* mean share of the attention mass that the chosen tokens hold; 1 if all are loaded */
+} imp_load_stats;
+
+/* The figures so far; those of the last pass and all before. */
+void imp_load_get_stats(const imp_load *load, imp_load_stats *out);
+
+/* End the load: pending reads are cancelled or awaited, buffers go back. `stats` may be NULL, `load` too. */
+void imp_load_end(imp_load *load, imp_load_stats *stats);
+
+/* ----------------------------------------------------------------------------------------------------- commit ---- */
+
+typedef struct imp_commit imp_commit;
+
+#define IMP_COMMIT_DERIVED 1u /* the rows were computed over a partial or rounded load */
+
+/* Prepare to store the KV of tokens [first_new, n_tokens) of a prompt, whose tokens [0, first_new) are stored already.
+ * Takes the memory for the rows now (n_new x imp_space_token_bytes()).
+ * Returns 0 and a handle, or with `*out` = NULL: 0 when there is nothing to store (all stored already, or fewer than
+ * min_store_tokens), IMP_E_BUSY, IMP_E_FULL, IMP_E_NOMEM, IMP_E_ARG. */
+int imp_commit_begin(imp_space *space, const int32_t *tokens, size_t n_tokens, size_t first_new, unsigned flags,
+                     imp_commit **out);
+
+/* Copy `count` tokens' rows of one layer, from token `first` of the prompt on (first_new <= first, first + count <=
+ * n_tokens). Row i is at k + i * k_stride and v + i * v_stride, bytes. Any order; every row must come before finish. */
+int imp_commit_rows(imp_commit *commit, uint32_t layer, size_t first, size_t count, const void *k, size_t k_stride,
+                    const void *v, size_t v_stride);
+
+/* Hand the rows to the store's writer thread, and free the handle, whatever is returned. Nothing is on disk yet when
+ * this returns; the entry becomes visible as a whole once it is, or never. Returns IMP_E_ARG if rows are missing. */
+int imp_commit_finish(imp_commit *commit);
+
+/* Throw the rows away. NULL is allowed. */
+void imp_commit_cancel(imp_commit *commit);
+
+/* ------------------------------------------------------------------------------------------------- inspection ---- */
+
+/* A node of the tree: a run of tokens below its parent. */
+typedef struct imp_node_info {
+    uint64_t id, parent;      /* parent 0: the root of its space */
+    uint64_t segment;         /* the file: segments/<16 hex digits>.seg */
+    char space[33];           /* 32 hex digits */
+    const char *model_name;   /* valid during the callback */
+    uint64_t first_token;     /* its position in the prompt */
+    uint64_t n_tokens;
+    uint64_t kv_bytes;        /* of its rows on disk */
+    int derived, pinned;
+    uint64_t hits;
+    int64_t created_s, used_s; /* seconds since 1970 */
+} imp_node_info;
+
+/* Call `fn` for every node, parents before children; a non-zero return ends the walk and is returned. */
+int imp_store_list(imp_store *store, int (*fn)(const imp_node_info *node, void *user), void *user);
+
+/* Something that `verify` found. */
+typedef struct imp_finding {
+    const char *file;  /* below the store's directory */
+    const char *what;  /* one line: which region, layer and chunk, and what is wrong */
+    uint64_t segment;  /* 0: not about a segment */
+} imp_finding;
+
+/* Read every byte the store vouches for, padding too, and check it. `fn` is called for each thing that is bad, and
+ * `progress` (may be NULL) now and then with bytes done and in all. With `repair` exactly what is bad is dropped.
+ * Returns the number of findings (0: clean) or a negative code. */
+int64_t imp_store_verify(imp_store *store, int repair, void (*fn)(const imp_finding *finding, void *user),
+                         void (*progress)(uint64_t done_bytes, uint64_t all_bytes, void *user), void *user);
+
+/* Throw the catalogue away and make it again from the segments. IMP_E_BUSY while another process has the store open. */
+int imp_store_rebuild(const char *dir);
+
+/* Remove a node and everything below it, or everything (`node` 0). IMP_E_NOTFOUND. */
+int imp_store_remove(imp_store *store, uint64_t node);
+
+/* Keep a node and its parents from eviction (`pinned` 1), or no longer (0). */
+int imp_store_pin(imp_store *store, uint64_t node, int pinned);
+
+typedef struct imp_gc_report {
+    uint64_t removed_files, freed_bytes, evicted_nodes;
+} imp_gc_report;
+
+/* Remove what nothing refers to, enforce the size limit now, and compact the catalogue. */
+int imp_store_gc(imp_store *store, imp_gc_report *report);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
