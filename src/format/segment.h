@@ -1,0 +1,105 @@
+/* segment.h: the bytes of a segment file (docs/format.md). Pure: bytes in, answer out.
+ *
+ *   +--------------------+  0
+ *   | fixed header       |  magic, version, lengths, ids, shapes; its own checksum
+ *   | layers, tokens     |
+ *   | checksum table     |  one XXH3-64 per chunk, in file order
+ *   | padding            |
+ *   +--------------------+  header_bytes, a multiple of the alignment; the last 8 bytes are the checksum of all before
+ *   | layer 0: SCALES    |  only with IMP_REST_Q8: one chunk, [n_groups][n_kv_heads * head_dim_k] f16
+ *   |          K chunks  |  each padded to the alignment
+ *   |          V chunks  |
+ *   | layer 1: ...       |
+ *   +--------------------+  file_bytes
+ *
+ * A chunk is the unit that is read and checked: `chunk_tokens` tokens of one region of one layer, the last one shorter.
+ * Its checksum covers the padded bytes and is seeded with segment id, region, layer and chunk number, so that neither a
+ * flipped byte of padding nor a chunk in another's place passes.
+ */
+#ifndef IMP_FORMAT_SEGMENT_H
+#define IMP_FORMAT_SEGMENT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "impress/impress.h"
+
+#define IMP_FORMAT_VERSION 1u
+#define IMP_GROUP_TOKENS 64u /* tokens that share the scales of a key channel (IMP_REST_Q8) */
+
+/* Kinds of region. The numbers are on disk; the ones this version doesn't write have their place in the format. */
+typedef enum imp_region {
+    IMP_REGION_K = 0,
+    IMP_REGION_V = 1,
+    IMP_REGION_SCALES = 2,
+    IMP_REGION_KV = 3,     /* keys and values of the same tokens in one chunk: reserved */
+    IMP_REGION_PROBE = 4,  /* probe heads' keys once more: reserved */
+    IMP_REGION_SKETCH = 5, /* reserved */
+    IMP_REGION_MAP = 6     /* slot -> token, for orders other than token order: reserved */
+} imp_region;
+
+/* What a segment holds. */
+typedef struct imp_seg_meta {
+    uint64_t segment;          /* its id, random, never 0 */
+    imp_hash128 space;
+    imp_hash128 before;        /* prefix hash (base/hash.h) of the tokens before the first; the space's id at position 0 */
+    uint64_t first_token;      /* position in the prompt */
+    uint32_t n_tokens;         /* 1..1,048,576 */
+    uint32_t n_layers;         /* 1..1024 */
+    imp_type type_k, type_v;   /* the engine's */
+    imp_rest rest;
+    imp_order order;
+    uint32_t chunk_tokens;
+    uint32_t alignment;        /* 512 or 4096 */
+    bool derived;
+    int64_t created_s;
+    char model_name[64];       /* NUL-padded */
+    char how[64];              /* how a derived entry came about; NUL-padded */
+    const imp_layer_shape *layers; /* [n_layers] */
+    const int32_t *tokens;     /* [n_tokens] */
+} imp_seg_meta;
+
+/* Where everything lies; computed from the meta alone. Owns copies of layers and tokens. */
+typedef struct imp_seg_layout imp_seg_layout;
+
+typedef struct imp_chunk_place {
+    uint64_t offset;      /* in the file */
+    uint32_t n_bytes;     /* padded: what is read */
+    uint32_t data_bytes;  /* without padding */
+    uint32_t first_token; /* in the segment */
+    uint32_t n_tokens;
+    uint32_t index;       /* in the checksum table */
+} imp_chunk_place;
+
+/* IMP_E_ARG with a line if the meta is out of range, IMP_E_UNSUPPORTED for an encoding the types can't have. */
+int imp_seg_layout_new(const imp_seg_meta *meta, imp_seg_layout **out);
+void imp_seg_layout_free(imp_seg_layout *l);
+const imp_seg_meta *imp_seg_layout_meta(const imp_seg_layout *l);
+uint64_t imp_seg_header_bytes(const imp_seg_layout *l);
+uint64_t imp_seg_file_bytes(const imp_seg_layout *l);
+uint32_t imp_seg_n_chunks(const imp_seg_layout *l);                    /* entries of the checksum table */
+uint32_t imp_seg_region_chunks(const imp_seg_layout *l, imp_region region); /* per layer; 0 if it isn't there */
+/* Bytes on disk of one token's row in a region (K or V). */
+size_t imp_seg_row_bytes(const imp_seg_layout *l, imp_region region, uint32_t layer);
+imp_chunk_place imp_seg_chunk(const imp_seg_layout *l, imp_region region, uint32_t layer, uint32_t chunk);
+/* The place of the i-th entry of the checksum table, and which chunk that is. For verify. */
+imp_chunk_place imp_seg_chunk_at(const imp_seg_layout *l, uint32_t index, imp_region *region, uint32_t *layer,
+                                 uint32_t *chunk);
+
+uint64_t imp_seg_checksum(const imp_seg_layout *l, uint32_t index, const void *bytes, size_t n_bytes);
+
+/* Write the header, imp_seg_header_bytes() long, with the table sums[imp_seg_n_chunks()]. */
+void imp_seg_header_encode(const imp_seg_layout *l, const uint64_t *sums, void *out);
+/* How long the header is that starts with these >= 512 bytes: to read the rest. IMP_E_CORRUPT, IMP_E_VERSION. */
+int imp_seg_header_peek(const void *bytes, size_t n_bytes, uint64_t *header_bytes);
+/* Read a header; whatever the bytes, this returns 0 or a code and never reads past n_bytes. `*sums` belongs to the caller
+ * (imp_free). IMP_E_CORRUPT, IMP_E_VERSION, IMP_E_NOMEM. */
+int imp_seg_header_decode(const void *bytes, size_t n_bytes, imp_seg_layout **layout, uint64_t **sums);
+
+/* "segments/<16 hex digits>.seg" */
+void imp_seg_name(uint64_t segment, char out[32]);
+/* The id in such a name (the part after the folder); false if it isn't one. */
+bool imp_seg_name_parse(const char *name, uint64_t *segment);
+
+#endif

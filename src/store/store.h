@@ -1,0 +1,76 @@
+/* store.h: what the session module sees of the store: paths through the tree, and open segments.
+ *
+ * Lock order: store mutex, then nothing. File reads happen outside it. */
+#ifndef IMP_STORE_STORE_H
+#define IMP_STORE_STORE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "format/segment.h"
+#include "impress/impress.h"
+#include "io/io.h"
+
+/* An open segment: its file and its checked header. Reference-counted; shared by loads. */
+typedef struct imp_seg {
+    imp_io_file *file;
+    imp_seg_layout *layout;
+    uint64_t *sums;
+    uint64_t id;
+} imp_seg;
+
+/* A stretch of the matched prefix. */
+typedef struct imp_span {
+    imp_seg *seg;
+    uint64_t node;
+    uint32_t segment_first; /* first token, in the segment */
+    uint32_t n_tokens;
+    uint64_t depth;         /* first token, in the prompt */
+    bool derived;
+} imp_span;
+
+typedef struct imp_path {
+    imp_span *spans; /* in the order of the prompt, without gaps */
+    size_t n_spans;
+    size_t n_tokens;
+} imp_path;
+
+/* The longest stored way along `tokens` inside `space`, its segments open and its nodes pinned in memory; touches their
+ * use. Refreshes from the catalogue first if another process changed it. A segment that can't be opened or whose header
+ * is bad is dropped with what lies below it, counted and logged, and the way ends before it.
+ * `*header_bytes`: bytes read for headers. */
+int imp_store_match(imp_store *s, imp_hash128 space, const int32_t *tokens, size_t n_tokens, bool exact_only,
+                    imp_path *out, uint64_t *header_bytes);
+void imp_store_unpin(imp_store *s, imp_path *path);
+
+/* A chunk of `seg` was bad: drop every node that uses the segment from the token on at which the chunk starts, and what
+ * lies below; count and log. `what` is the line for the log. */
+void imp_store_drop_bad(imp_store *s, const imp_seg *seg, imp_region region, uint32_t layer, uint32_t chunk,
+                        const char *what);
+void imp_store_count_io_error(imp_store *s, const char *what);
+
+imp_io *imp_store_io(imp_store *s);
+const imp_store_opts *imp_store_options(const imp_store *s); /* with defaults filled in */
+/* Add to the counters of imp_stats (acquires, hits, host hits). */
+void imp_store_count_acquire(imp_store *s, size_t n_matched);
+void imp_store_count_host_hits(imp_store *s, uint64_t bytes);
+
+/* Slots for what higher modules hang on a store (the host tier, idle queues): freed by imp_store_close() before the I/O. */
+void imp_store_attach(imp_store *s, void *object, void (*free_fn)(void *object));
+void *imp_store_attached(imp_store *s);
+
+/* ---- spaces */
+
+/* The whole of imp_space is here, since commits need it: impress.h's imp_space_open/close/token_bytes are this module's. */
+struct imp_space {
+    imp_store *store;
+    imp_hash128 id;
+    char model_name[64];
+    imp_type type_k, type_v;
+    uint32_t n_layers;
+    imp_layer_shape *layers;
+    size_t token_bytes;
+};
+
+#endif
