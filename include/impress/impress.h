@@ -267,6 +267,7 @@ typedef struct imp_lease imp_lease;
 typedef struct imp_prefix_info {
     size_t n_matched;      /* tokens from the start of the prompt whose KV is stored; 0: nothing */
     size_t n_exact;        /* of these, from the start, those stored as computed over exact KV */
+    int rounded;           /* 1: some of it is kept at less than the engine's precision (IMP_REST_Q8) */
     uint64_t bytes_full;   /* bytes on disk of all their keys and values */
     uint64_t match_ns;     /* time the match took */
 } imp_prefix_info;

@@ -1,0 +1,146 @@
+/* llama.h: llama.cpp with a prefix cache. The calls mirror those of llama.cpp's own llama.h over *virtual sequences*, so
+ * that a program written for it becomes prefix-aware by a few changed names:
+ *
+ *     llama_init_from_model(model, cp)        imp_llama_init(model, cp, &params, &ctx)
+ *     llama_decode(ctx, batch)                imp_llama_decode(ctx, batch)
+ *     llama_get_logits_ith(ctx, i)            imp_llama_get_logits_ith(ctx, i)
+ *     llama_sampler_sample(smpl, ctx, i)      imp_llama_sampler_sample(smpl, ctx, i)
+ *     llama_memory_seq_rm(mem, s, p0, p1)     imp_llama_seq_rm(ctx, s, p0, p1)      ... and so on
+ *
+ * What happens inside. Tokens of a sequence that the store holds are only noted when they are decoded. At the first token
+ * that must really be computed (the store hasn't got it, or its logits are asked for) the noted prefix is loaded: k cells
+ * are placed at the positions just below the query without computing anything, and before each layer's attention runs the
+ * rows that matter for the query are written into them (compact cells). Keys are stored after RoPE, so a token's rows
+ * work in any cell. New tokens' rows are copied out of the cells and stored behind the answer.
+ *
+ * The hook is found by structure in the graph (SET_ROWS into a cache tensor, then FLASH_ATTN_EXT over views of it), and
+ * tried out when a context is opened. Models that don't fit (sliding window, recurrent, hybrid, ALiBi, MLA, M-RoPE, layers
+ * that share KV) run as plain llama.cpp: imp_llama_fit() says why, in one line, and nothing is stored.
+ *
+ * Threads: one thread at a time per imp_llama.
+ */
+#ifndef IMPRESS_LLAMA_H
+#define IMPRESS_LLAMA_H
+
+#include <stdbool.h>
+
+#include <llama.h>
+
+#include "impress/impress.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct imp_llama imp_llama;
+
+/* How a request uses the store. */
+typedef struct imp_llama_request {
+    bool recompute;          /* use nothing that is stored (system `recomp`) */
+    imp_switches switches;   /* imp_system_preset() */
+    double retention;        /* (0, 1]; below 1 only with an identification */
+    uint32_t n_keep_first, n_keep_last, max_query_rows; /* as in imp_load_opts */
+    bool store_new;          /* store what is computed over exact KV */
+    bool store_derived;      /* and what isn't, marked as derived */
+    bool use_derived;        /* derived entries will do */
+} imp_llama_request;
+
+typedef struct imp_llama_params {
+    size_t struct_bytes;               /* set by imp_llama_params_init() */
+    imp_store *store;                  /* NULL: plain llama.cpp. Must outlive the context */
+    const char *const *model_files;    /* the GGUF files of `model`, [n_model_files]: their bytes name the space */
+    size_t n_model_files;
+    const char *salt;                  /* tenant; NULL: "" */
+    imp_llama_request request;         /* default of every sequence */
+    uint32_t min_query_tokens;         /* tokens that are computed at least under a partial load; 0: 16 */
+} imp_llama_params;
+
+void imp_llama_params_init(imp_llama_params *params);
+
+/* Make a context. `cp` as for llama_init_from_model(); flash attention is switched on where it is left to `auto`, and
+ * cp.cb_eval must be NULL. Runs a self-check of some 30 tokens; if it fails the context works without loading parts, or
+ * without the store, and says so in one line of the log.
+ * Owner: the caller, until imp_llama_free(), which also hands over what is unsaved. */
+int imp_llama_init(struct llama_model *model, struct llama_context_params cp, const imp_llama_params *params,
+                   imp_llama **out);
+void imp_llama_free(imp_llama *ctx);
+
+/* The context underneath, for calls that don't touch its memory. */
+struct llama_context *imp_llama_context(imp_llama *ctx);
+
+typedef enum imp_llama_fit {
+    IMP_LLAMA_FIT_NONE = 0,  /* the store is not used */
+    IMP_LLAMA_FIT_WHOLE = 1, /* prefixes are loaded whole, never in part */
+    IMP_LLAMA_FIT_FULL = 2   /* everything works */
+} imp_llama_fit;
+
+/* How far this model and context fit; `*why` (may be NULL): one line, "" for FULL. Lives as long as the context. */
+imp_llama_fit imp_llama_get_fit(const imp_llama *ctx, const char **why);
+
+/* How sequence `seq` uses the store from now on. IMP_E_ARG, IMP_E_UNSUPPORTED (a switch that isn't in this version). */
+int imp_llama_set_request(imp_llama *ctx, llama_seq_id seq, const imp_llama_request *request);
+
+/* ---- mirrors of llama.h */
+
+/* As llama_decode(): 0, 1 (no slot), 2 (aborted), negative (error; the batch left no trace). A failed read never shows
+ * here: the pass is run again with less from the store, or with nothing. Each token must belong to one sequence. */
+int32_t imp_llama_decode(imp_llama *ctx, struct llama_batch batch);
+
+/* Output of the batch's token i (negative: from the end), of the last imp_llama_decode(). NULL if it had no output.
+ * Valid until the next call on this context. */
+float *imp_llama_get_logits_ith(imp_llama *ctx, int32_t i);
+llama_token imp_llama_sampler_sample(struct llama_sampler *smpl, imp_llama *ctx, int32_t i);
+
+bool imp_llama_seq_rm(imp_llama *ctx, llama_seq_id seq, llama_pos p0, llama_pos p1);
+void imp_llama_seq_cp(imp_llama *ctx, llama_seq_id src, llama_seq_id dst, llama_pos p0, llama_pos p1);
+void imp_llama_seq_keep(imp_llama *ctx, llama_seq_id seq);
+/* Shifted KV is never stored. A noted prefix is loaded whole first. */
+void imp_llama_seq_add(imp_llama *ctx, llama_seq_id seq, llama_pos p0, llama_pos p1, llama_pos delta);
+llama_pos imp_llama_seq_pos_min(imp_llama *ctx, llama_seq_id seq);
+llama_pos imp_llama_seq_pos_max(imp_llama *ctx, llama_seq_id seq);
+void imp_llama_clear(imp_llama *ctx);
+
+/* State of one sequence as llama_state_seq_*(). A noted or partly loaded prefix is loaded whole first; what is set has no
+ * known origin and is never stored. */
+size_t imp_llama_state_seq_get_size(imp_llama *ctx, llama_seq_id seq);
+size_t imp_llama_state_seq_get_data(imp_llama *ctx, uint8_t *dst, size_t size, llama_seq_id seq);
+size_t imp_llama_state_seq_set_data(imp_llama *ctx, const uint8_t *src, size_t size, llama_seq_id seq);
+
+/* As llama_set_adapters_lora(); files[i] holds the bytes of adapters[i], which name the space. All sequences must be
+ * empty (IMP_E_ARG). */
+int imp_llama_set_adapters_lora(imp_llama *ctx, struct llama_adapter_lora **adapters, size_t n_adapters, float *scales,
+                                const char *const *files);
+
+/* ---- beyond llama.h */
+
+/* Copy everything unsaved out of the cells and hand it to the store now. (It is also done by and by during generation,
+ * and before cells are given up.) imp_store_flush() then waits for the disk. */
+int imp_llama_flush(imp_llama *ctx);
+
+typedef enum imp_llama_way {
+    IMP_LLAMA_WAY_COMPUTED = 0, /* nothing was loaded */
+    IMP_LLAMA_WAY_WHOLE = 1,    /* the whole matched prefix was loaded */
+    IMP_LLAMA_WAY_PARTIAL = 2   /* the tokens that matter were loaded */
+} imp_llama_way;
+
+/* What the last prompt of a sequence took, from its first token to its first output. */
+typedef struct imp_llama_report {
+    imp_llama_way way;
+    size_t prompt_tokens;
+    size_t matched_tokens;  /* found in the store and used */
+    size_t loaded_tokens;   /* cells filled per layer */
+    size_t query_tokens;    /* really computed */
+    uint64_t total_ns;      /* in imp_llama_decode(); = match + identify + io_wait + gather + compute */
+    uint64_t match_ns, identify_ns, io_wait_ns, gather_ns, compute_ns;
+    uint64_t bytes_read, identify_bytes, host_hit_bytes;
+    uint64_t bytes_full;    /* of the matched prefix on disk */
+    double mass;
+    uint32_t retries;       /* passes thrown away because a read failed */
+} imp_llama_report;
+
+int imp_llama_get_report(imp_llama *ctx, llama_seq_id seq, imp_llama_report *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
