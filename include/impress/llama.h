@@ -40,6 +40,7 @@ typedef struct imp_llama_request {
     imp_switches switches;   /* imp_system_preset() */
     double retention;        /* (0, 1]; below 1 only with an identification */
     uint32_t n_keep_first, n_keep_last, max_query_rows; /* as in imp_load_opts */
+    size_t max_match;        /* at most so many tokens from the start are taken from the store; 0: no bound */
     bool store_new;          /* store what is computed over exact KV */
     bool store_derived;      /* and what isn't, marked as derived */
     bool use_derived;        /* derived entries will do */
