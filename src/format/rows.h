@@ -2,7 +2,7 @@
  *
  * RAW keeps the engine's bytes. Q8 keeps a key as 8-bit codes with one f16 scale per channel over IMP_GROUP_TOKENS tokens
  * (keys of some models have huge outlier channels, which row blocks would drown: docs/design), and a value in blocks of 32
- * with an f16 scale each (the layout of Q8_0).
+ * with an f16 scale each (the layout of Q8_0). Rows to encode and decode are F32, F16 or BF16, at any address.
  */
 #ifndef IMP_FORMAT_ROWS_H
 #define IMP_FORMAT_ROWS_H

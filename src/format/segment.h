@@ -82,6 +82,7 @@ uint32_t imp_seg_n_chunks(const imp_seg_layout *l);                    /* entrie
 uint32_t imp_seg_region_chunks(const imp_seg_layout *l, imp_region region); /* per layer; 0 if it isn't there */
 /* Bytes on disk of one token's row in a region (K or V). */
 size_t imp_seg_row_bytes(const imp_seg_layout *l, imp_region region, uint32_t layer);
+/* All zero for a chunk that isn't there. */
 imp_chunk_place imp_seg_chunk(const imp_seg_layout *l, imp_region region, uint32_t layer, uint32_t chunk);
 /* The place of the i-th entry of the checksum table, and which chunk that is. For verify. */
 imp_chunk_place imp_seg_chunk_at(const imp_seg_layout *l, uint32_t index, imp_region *region, uint32_t *layer,
@@ -91,10 +92,12 @@ uint64_t imp_seg_checksum(const imp_seg_layout *l, uint32_t index, const void *b
 
 /* Write the header, imp_seg_header_bytes() long, with the table sums[imp_seg_n_chunks()]. */
 void imp_seg_header_encode(const imp_seg_layout *l, const uint64_t *sums, void *out);
-/* How long the header is that starts with these >= 512 bytes: to read the rest. IMP_E_CORRUPT, IMP_E_VERSION. */
+/* How long the header is that starts with these >= IMP_SEG_FIXED_BYTES bytes: to read the rest. IMP_E_CORRUPT,
+ * IMP_E_VERSION. Check it against the file's length before taking memory for it. */
+#define IMP_SEG_FIXED_BYTES 512u
 int imp_seg_header_peek(const void *bytes, size_t n_bytes, uint64_t *header_bytes);
 /* Read a header; whatever the bytes, this returns 0 or a code and never reads past n_bytes. `*sums` belongs to the caller
- * (imp_free). IMP_E_CORRUPT, IMP_E_VERSION, IMP_E_NOMEM. */
+ * (imp_free). IMP_E_CORRUPT; IMP_E_VERSION or IMP_E_UNSUPPORTED: sound, but of a later format; IMP_E_NOMEM. */
 int imp_seg_header_decode(const void *bytes, size_t n_bytes, imp_seg_layout **layout, uint64_t **sums);
 
 /* "segments/<16 hex digits>.seg" */

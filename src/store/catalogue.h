@@ -50,13 +50,18 @@ typedef struct imp_cat_reservation {
     uint64_t bytes;
 } imp_cat_reservation;
 
-/* "catalogue.db" in `dir`, made if missing (unless IMP_STORE_READONLY). IMP_E_CORRUPT: rebuild it. IMP_E_VERSION: a newer
- * format; leave it alone. */
+/* "catalogue.db" in `dir`, made if missing (unless IMP_STORE_READONLY: IMP_E_NOTFOUND). IMP_E_CORRUPT: rebuild it.
+ * IMP_E_VERSION: a newer format; leave it alone. IMP_E_PERM: a symbolic link, or not this user's to write. */
 int imp_cat_open(const char *dir, unsigned flags, imp_cat **out);
 void imp_cat_close(imp_cat *c);
 
-/* A change: begin takes the write lock (IMP_E_BUSY after the time-out), commit makes it durable (WAL,
- * synchronous=NORMAL or FULL: a published node must survive a power cut, see docs/format.md), rollback undoes. */
+/* How long a call waits for another process's lock before it gives up with IMP_E_BUSY; 5,000 at open. */
+void imp_cat_busy_ms(imp_cat *c, int ms);
+
+/* A change: begin takes the write lock (IMP_E_BUSY after the time-out; IMP_E_STALE if another process has put a new
+ * catalogue in this one's place: close and open again), commit makes it durable (WAL, synchronous=FULL: a published node
+ * must survive a power cut, see docs/format.md), rollback undoes. A failed commit has rolled back. After a failed call
+ * inside a change, roll back. */
 int imp_cat_begin(imp_cat *c);
 int imp_cat_commit(imp_cat *c);
 void imp_cat_rollback(imp_cat *c);
@@ -71,8 +76,10 @@ int imp_cat_new_node_id(imp_cat *c, uint64_t *id);
 int imp_cat_reserve(imp_cat *c, const imp_cat_reservation *r);
 int imp_cat_unreserve(imp_cat *c, uint64_t segment);
 
-/* What the rows say. */
+/* What the rows say. NULL entries are passed over. A non-zero return ends the read and is returned. What a call is given
+ * lives until it returns; it may not use the catalogue. */
 typedef struct imp_cat_reader {
+    int (*reset)(void *user); /* before a whole scan: forget what you have, all of it follows */
     int (*space)(const imp_cat_space *space, void *user);
     int (*segment)(const imp_cat_segment *segment, void *user);
     int (*segment_removed)(uint64_t id, void *user);
@@ -81,17 +88,26 @@ typedef struct imp_cat_reader {
     void *user;
 } imp_cat_reader;
 
-/* Has another connection changed anything since imp_cat_read() last ran? Cheap (no page is read when nothing changed). */
+/* Has another connection changed anything since imp_cat_read() last ran? Cheap (no page is read when nothing changed).
+ * IMP_E_STALE as imp_cat_begin(). */
 int imp_cat_changed(imp_cat *c, bool *changed);
-/* Rows changed since generation `since` (0: all, whole scan checked against the meta row): removals first, then spaces,
- * segments, nodes by rising depth. `*generation` becomes the present one. May be called inside a change. */
+/* Rows changed since generation `since`, one's own too (0: all, whole scan checked against the meta row): removals first,
+ * then spaces, segments, nodes by rising depth. `*generation` becomes the present one. May be called inside a change.
+ * What changed is kept for the last IMP_CAT_LOG_KEEP changes at least; if `since` is older (or not of this catalogue),
+ * a whole scan is made instead, which `reset` announces (IMP_E_STALE if it is NULL). After a failure (IMP_E_CORRUPT,
+ * say) what the reader was given is worth nothing. */
 int imp_cat_read(imp_cat *c, uint64_t since, const imp_cat_reader *reader, uint64_t *generation);
+/* The generation as of the last imp_cat_read(), imp_cat_begin() or imp_cat_commit(). A process that has read everything
+ * inside a change and then made its own changes can go on from here without being told of those. */
+uint64_t imp_cat_generation(const imp_cat *c);
+
+#define IMP_CAT_LOG_KEEP 16384u
 
 int imp_cat_reservations(imp_cat *c, int (*fn)(const imp_cat_reservation *r, void *user), void *user);
 /* Sums for the size limit: bytes of all segments and of all reservations. */
 int imp_cat_totals(imp_cat *c, uint64_t *segment_bytes, uint64_t *reserved_bytes);
 
-/* Advisory statistics, outside the meta row's count. */
+/* Advisory statistics, outside the meta row's count. Call it for many nodes inside one change; outside, each is one. */
 int imp_cat_put_use(imp_cat *c, uint64_t node, uint64_t hits, int64_t used_s);
 int imp_cat_uses(imp_cat *c, int (*fn)(uint64_t node, uint64_t hits, int64_t used_s, void *user), void *user);
 
@@ -103,11 +119,13 @@ typedef struct imp_cat_file {
 int imp_cat_fingerprint(imp_cat *c, const imp_cat_file *file, imp_hash128 *out); /* IMP_E_NOTFOUND */
 int imp_cat_put_fingerprint(imp_cat *c, const imp_cat_file *file, imp_hash128 hash);
 
-/* SQLite's own check and a whole scan: calls `fn` with a line for each thing that is wrong. */
+/* SQLite's own check, a whole scan, and whether nodes, parents and segments fit together: calls `fn` with a line for each
+ * thing that is wrong. 0 if the check could be made, whatever it found. */
 int imp_cat_check(imp_cat *c, void (*fn)(const char *what, void *user), void *user);
+/* Give free pages and the log back to the file system. Not inside a change. */
 int imp_cat_compact(imp_cat *c);
 
-/* Remove the files of a catalogue (db, wal, shm). */
+/* Remove the files of a catalogue (db, wal, shm). Missing ones are no failure. */
 int imp_cat_delete(const char *dir);
 
 #endif
