@@ -26,25 +26,26 @@ typedef struct imp_radix_node {
     uint64_t segment;         /* where its KV lies */
     uint32_t segment_first;   /* its first token's index inside the segment */
     uint32_t n_tokens;
-    uint64_t depth;           /* tokens before it */
+    uint32_t depth;           /* tokens before it */
     uint32_t n_children;
     uint32_t leases;          /* loads that use it or something below it; the owner counts */
     bool derived, pinned;
     int64_t created_s, used_s;
     uint64_t hits;
-    const int32_t *tokens;    /* [n_tokens]; owned by the tree; valid until it is changed */
+    const int32_t *tokens;    /* [n_tokens]; owned by the tree; valid until the tree changes */
 } imp_radix_node;
 
 int imp_radix_new(imp_radix **out);
 void imp_radix_free(imp_radix *t);
 
-/* Add a node. `node->tokens` is copied. IMP_E_ARG: the id exists, the parent doesn't, no tokens, or a sibling starts
- * with the same token. On failure nothing changed. */
+/* Add a node. `node->tokens` is copied; depth and n_children are the tree's to fill in. IMP_E_ARG: the id is 0 or exists,
+ * the parent doesn't, no tokens, or a sibling starts with the same token (a derived one too: an exact node that is to
+ * replace derived ones is added after their subtree is removed). IMP_E_NOMEM. On failure nothing changed. */
 int imp_radix_add(imp_radix *t, const imp_radix_node *node);
 /* Cut node `id` after `at` tokens (0 < at < n_tokens); the tail becomes node `new_id` with `id` as parent and takes over
  * the children; segment_first, depth, derived, pinned, times and hits follow. */
 int imp_radix_split(imp_radix *t, uint64_t id, uint32_t at, uint64_t new_id);
-/* Remove a leaf. IMP_E_ARG if it has children, IMP_E_NOTFOUND. */
+/* Remove a leaf. IMP_E_ARG if it has children, IMP_E_NOTFOUND. Needs no memory. */
 int imp_radix_remove(imp_radix *t, uint64_t id);
 
 /* NULL if there is none. Valid until the tree changes; the owner may change leases, pinned, used_s, hits through it. */
