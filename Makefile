@@ -1,0 +1,113 @@
+# A front for cmake; everything here can be done with the presets alone (cmake --list-presets).
+
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
+.ONESHELL:
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := build
+
+J ?= $(shell nproc)
+PREFIX ?= /usr/local
+LLAMA ?= ON
+# Written once here: a fresh build folder uses ninja if there is one.
+configure = if [ ! -f $(1)/CMakeCache.txt ] && command -v ninja >/dev/null; then export CMAKE_GENERATOR=Ninja; fi; \
+	cmake --preset $(2) $(3) >$(1).log 2>&1 && rm -f $(1).log || { cat $(1).log >&2; rm -f $(1).log; $(call fail,configuring failed$(comma) see above); }
+comma := ,
+fail = echo "make: $(1)" >&2; exit 1
+llama_flag = -DIMPRESS_LLAMA=$(LLAMA)
+
+.PHONY: help
+help: ## list the targets
+	@echo "targets:"
+	sed -nE 's/^([a-z][a-z-]*):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
+	echo "settings: J=jobs ($(J)), PREFIX=$(PREFIX), LLAMA=ON|OFF, IMPRESS_MODEL=model.gguf, IMPRESS_LLAMA_PREFIX=folder"
+
+.PHONY: build
+build: ## build the library and the program (build/impress)
+	@$(call ready)
+	echo "== building (release, in build/)"
+	$(call configure,build,release,$(llama_flag))
+	cmake --build build -j $(J) || { $(call fail,building failed$(comma) see above); }
+	[ ! -x build/impress ] || echo "== built: build/impress"
+
+# System packages and llama.cpp there, or a clear line.
+ready = scripts/deps.sh --check >/dev/null || { $(call fail,run \`make deps\` as root first); }; \
+	[ $(LLAMA) = OFF ] || scripts/get-llama.sh >/dev/null || { $(call fail,no llama.cpp; \`make LLAMA=OFF\` builds the library without it); }
+
+.PHONY: deps
+deps: ## install missing Debian packages (as root; else say which)
+	@scripts/deps.sh || { $(call fail,system packages are missing); }
+
+.PHONY: llama
+llama: ## find llama.cpp, or get and build it once, in ~/.cache/impress
+	@dir=$$(scripts/get-llama.sh) || { $(call fail,no llama.cpp); }
+	echo "== llama.cpp: $$dir"
+
+.PHONY: model
+model: ## get the small model for demo and tests, in ~/.cache/impress
+	@file=$$(scripts/get-model.sh) || { $(call fail,no model); }
+	echo "== model: $$file"
+
+.PHONY: demo
+demo: deps llama model build ## everything from nothing: the main job on a real model, with its table
+	@scripts/demo.sh || { $(call fail,the demo failed); }
+
+.PHONY: test
+test: deps ## build and run all tests (up to 15 minutes)
+	@if [ $(LLAMA) != OFF ]; then $(MAKE) llama model || exit 1; fi
+	echo "== building with tests (release, in build/)"
+	$(call configure,build,release,$(llama_flag) -DBUILD_TESTING=ON -DIMPRESS_NESTED_TESTS=ON)
+	cmake --build build -j $(J) || { $(call fail,building failed$(comma) see above); }
+	echo "== testing"
+	ctest --test-dir build --progress --output-on-failure -j $(J) $(CTEST_ARGS) || { $(call fail,tests failed$(comma) see above); }
+
+.PHONY: quick
+quick: ## build and run the unit tests only (seconds)
+	@$(MAKE) build || exit 1
+	ctest --test-dir build --output-on-failure -j $(J) -L unit || { $(call fail,unit tests failed$(comma) see above); }
+
+# $(1) preset, $(2) folder: build it and run its unit tests.
+checked = $(call ready); echo "== building with preset $(1) (in $(2)/)"; $(call configure,$(2),$(1)); \
+	cmake --build $(2) -j $(J) || { $(call fail,building with preset $(1) failed$(comma) see above); }; \
+	echo "== testing with preset $(1)"; \
+	ctest --preset $(1) -j $(J) -L unit || { $(call fail,tests with preset $(1) failed$(comma) see above); }
+
+.PHONY: asan
+asan: ## build with AddressSanitizer and UBSan, run the unit tests
+	@$(call checked,asan-ubsan,build-asan)
+
+.PHONY: tsan
+tsan: ## build with ThreadSanitizer, run the unit tests
+	@$(call checked,tsan,build-tsan)
+
+.PHONY: clang
+clang: ## build with clang, warnings as errors, run the unit tests
+	@$(call checked,clang,build-clang)
+
+.PHONY: debug
+debug: ## debug build, run the unit tests
+	@$(call checked,debug,build-debug)
+
+.PHONY: bench
+bench: build ## run the benchmarks (bench/)
+	@echo "== benchmarks"
+	found=0
+	for b in build/bench/bench_*; do
+	    if [ -x "$$b" ] && [ ! -d "$$b" ]; then
+	        found=1
+	        echo "-- $$(basename $$b)"
+	        "$$b" || { $(call fail,$$b failed); }
+	    fi
+	done
+	[ $$found = 1 ] || { $(call fail,no benchmarks were built); }
+
+.PHONY: install
+install: build ## install below PREFIX (DESTDIR is honoured)
+	@echo "== installing below $(DESTDIR)$(PREFIX)"
+	cmake --install build --prefix $(PREFIX) >build/install.log || { $(call fail,installing failed); }
+	tail -n +2 build/install.log
+
+.PHONY: clean
+clean: ## remove the build folders (not the cache)
+	@echo "== removing build folders"
+	rm -rf build build-asan build-tsan build-clang build-debug

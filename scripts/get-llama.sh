@@ -1,0 +1,133 @@
+#!/usr/bin/env bash
+# Prints the folder where llama.cpp is installed, getting and building it first if there is none.
+#
+# Taken, in this order: $IMPRESS_LLAMA_PREFIX; an installed llama.cpp that cmake finds ($CMAKE_PREFIX_PATH, /usr/local,
+# /usr); a copy that this script built earlier; else the pinned source out of the Python source package
+# llama-cpp-python, its checksum verified, built once into ${XDG_CACHE_HOME:-~/.cache}/impress. The copy is built for this
+# CPU, so the instruction set is part of the folder's name: a cache carried to another CPU is not used there.
+#
+# usage: get-llama.sh [--find]     --find: print nothing and fail rather than build
+set -euo pipefail
+
+package=llama-cpp-python
+version=0.3.36
+sha256=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
+
+say() { echo "$*" >&2; }
+die() { say "get-llama.sh: $*"; exit 1; }
+
+find_only=0
+case ${1:-} in
+    '') ;;
+    --find) find_only=1 ;;
+    *) sed -n 2,9p "$0"; exit 2 ;;
+esac
+
+# An llama.cpp from before flash attention became a three-way choice lacks what the adapter calls.
+usable() {
+    compgen -G "$1/lib*/cmake/llama/llama-config.cmake" >/dev/null ||
+        compgen -G "$1/lib/*/cmake/llama/llama-config.cmake" >/dev/null || return 1
+    grep -qs llama_flash_attn_type "$1/include/llama.h" || {
+        say "get-llama.sh: the llama.cpp in $1 is too old, looking further"
+        return 1
+    }
+}
+
+if [ -n "${IMPRESS_LLAMA_PREFIX:-}" ]; then
+    usable "$IMPRESS_LLAMA_PREFIX" || die "no usable llama.cpp in IMPRESS_LLAMA_PREFIX=$IMPRESS_LLAMA_PREFIX"
+    echo "$IMPRESS_LLAMA_PREFIX"
+    exit 0
+fi
+IFS=':;' read -ra prefixes <<<"${CMAKE_PREFIX_PATH:-}"
+for prefix in "${prefixes[@]}" /usr/local /usr; do
+    if [ -n "$prefix" ] && usable "$prefix"; then
+        echo "$prefix"
+        exit 0
+    fi
+done
+
+# The predefined macros of -march=native are the instruction set as the compiler sees it.
+isa() { "${CC:-cc}" -march=native -dM -E -x c /dev/null 2>/dev/null || "${CC:-cc}" -mcpu=native -dM -E -x c /dev/null; }
+key=$( (uname -m; isa | grep -E '^#define __[A-Za-z0-9_]+ 1$' | sort) | sha256sum | cut -c1-8)
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/impress
+dest=$cache/llama-$version-$key
+marker=impress-llama.txt # written last: a folder without it is not finished
+
+if [ -f "$dest/$marker" ]; then
+    echo "$dest"
+    exit 0
+fi
+[ $find_only -eq 0 ] || exit 1
+
+mkdir -p "$cache"
+exec 9>"$cache/llama.lock"
+if ! flock -n 9; then
+    say "== llama.cpp: another process is building it, waiting"
+    flock 9
+    if [ -f "$dest/$marker" ]; then
+        echo "$dest"
+        exit 0
+    fi
+fi
+
+rm -rf "$cache"/.llama-build.* # of killed runs; the lock is ours
+tmp=$(mktemp -d "$cache/.llama-build.XXXXXX")
+trap 'rm -rf "$tmp"' EXIT
+trap 'exit 1' INT TERM
+
+# pip wants a source package's metadata, and would first install that package's build system to get it (most of a
+# minute). A stand-in for the build system answers instead; nothing of the package itself is run.
+stand_in() {
+    mkdir -p "$tmp/backend/scikit_build_core"
+    : >"$tmp/backend/scikit_build_core/__init__.py"
+    cat >"$tmp/backend/scikit_build_core/build.py" <<PY
+import os
+
+
+def prepare_metadata_for_build_wheel(directory, config_settings=None):
+    name = "llama_cpp_python-$version.dist-info"
+    os.mkdir(os.path.join(directory, name))
+    with open(os.path.join(directory, name, "METADATA"), "w") as f:
+        f.write("Metadata-Version: 2.1\nName: $package\nVersion: $version\n")
+    return name
+PY
+}
+download() { # extra options of pip...
+    python3 -m pip download -q --disable-pip-version-check --no-deps --no-binary :all: --require-hashes \
+        -r "$tmp/wanted.txt" -d "$tmp" "$@" >&2
+}
+
+say "== llama.cpp: getting the source ($package $version, 77 MB) with pip"
+echo "$package==$version --hash=sha256:$sha256" >"$tmp/wanted.txt"
+stand_in
+PYTHONPATH="$tmp/backend" download --no-build-isolation 2>"$tmp/pip.log" || download ||
+    { cat "$tmp/pip.log" >&2; die "pip could not get $package==$version"; }
+archive=$(echo "$tmp"/llama_cpp_python-*.tar.gz)
+echo "$sha256  $archive" | sha256sum --check --status || die "wrong checksum: $archive"
+say "   checksum verified"
+tar -xzf "$archive" -C "$tmp" --wildcards '*/vendor/llama.cpp/*' || die "could not unpack $archive"
+source=$(echo "$tmp"/llama_cpp_python-*/vendor/llama.cpp)
+
+say "== llama.cpp: building it, once (minutes)"
+generator=()
+! command -v ninja >/dev/null || generator=(-G Ninja)
+env -u CMAKE_GENERATOR cmake -S "$source" -B "$tmp/build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release \
+    -DCMAKE_INSTALL_PREFIX="$dest" -DCMAKE_INSTALL_LIBDIR=lib '-DCMAKE_INSTALL_RPATH=$ORIGIN' -DBUILD_SHARED_LIBS=ON \
+    -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF \
+    -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_CURL=OFF -DLLAMA_TOOLS_INSTALL=OFF \
+    -DLLAMA_TESTS_INSTALL=OFF -DCMAKE_C_FLAGS=-w -DCMAKE_CXX_FLAGS=-w >"$tmp/cmake.log" 2>&1 || { tail -n 20 "$tmp/cmake.log" >&2; die "cmake failed"; }
+export NINJA_STATUS='   [%f/%t] '
+build() { cmake --build "$tmp/build" -j "$(nproc)" 2>&1 | tee "$tmp/build.log"; }
+if [ -t 2 ]; then
+    build >&2 || die "building llama.cpp failed, see above"
+else # a log gets a line now and then
+    build | awk '/^ *\[/ { if (++n % 25 == 1) { print; fflush() } }' >&2 ||
+        { tail -n 30 "$tmp/build.log" >&2; die "building llama.cpp failed"; }
+fi
+cmake --install "$tmp/build" --prefix "$tmp/install" >"$tmp/cmake.log" 2>&1 ||
+    { tail -n 20 "$tmp/cmake.log" >&2; die "installing llama.cpp into the cache failed"; }
+echo "$package $version, built for: $(uname -m), instruction set $key" >"$tmp/install/$marker"
+rm -rf "$dest"
+mv "$tmp/install" "$dest"
+say "== llama.cpp: ready in $dest"
+echo "$dest"
