@@ -1,0 +1,184 @@
+/* kernels_avx512.c: a panel is one vector. Three panels by eight tokens keep 24 sums in registers. */
+#include "select/kernels.h"
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+#include <string.h>
+
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
+#define INLINE TARGET __attribute__((always_inline)) static inline
+
+INLINE __mmask16 mask_of(size_t n) { return n >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << n) - 1u); }
+
+static void widen_f32(const void *src, float *dst, size_t n) { memcpy(dst, src, n * sizeof *dst); }
+
+TARGET static void widen_f16(const void *src, float *dst, size_t n)
+{
+    const unsigned char *s = src;
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        _mm512_storeu_ps(dst + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(s + 2 * i))));
+    }
+    if (i < n) {
+        __mmask16 m = mask_of(n - i);
+        _mm512_mask_storeu_ps(dst + i, m, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(m, s + 2 * i)));
+    }
+}
+
+TARGET static void widen_bf16(const void *src, float *dst, size_t n)
+{
+    const unsigned char *s = src;
+    for (size_t i = 0; i < n; i += 16) {
+        __mmask16 m = mask_of(n - i);
+        __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(m, s + 2 * i)), 16);
+        _mm512_mask_storeu_ps(dst + i, m, _mm512_castsi512_ps(bits));
+    }
+}
+
+TARGET static void widen_q8_0(const void *src, float *dst, size_t n)
+{
+    const unsigned char *s = src;
+    for (size_t i = 0; i < n; i += 32, s += 34) {
+        uint16_t h;
+        memcpy(&h, s, sizeof h);
+        __m512 scale = _mm512_set1_ps(_cvtsh_ss(h));
+        for (size_t j = 0; j < 32; j += 16) {
+            __m128i codes = _mm_loadu_si128((const __m128i *)(const void *)(s + 2 + j));
+            _mm512_storeu_ps(dst + i + j, _mm512_mul_ps(scale, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes))));
+        }
+    }
+}
+
+/* P panels by T tokens; both are constants where this is inlined, so the loops vanish. */
+INLINE void dots_tile(const int P, const int T, const float *q, const float *k, size_t dim, float *out)
+{
+    __m512 sum[3][8];
+    for (int p = 0; p < P; p++) {
+        for (int t = 0; t < T; t++) sum[p][t] = _mm512_setzero_ps();
+    }
+    for (size_t d = 0; d < dim; d++) {
+        __m512 a[3];
+        for (int p = 0; p < P; p++) a[p] = _mm512_loadu_ps(q + ((size_t)p * dim + d) * IMP_PANEL);
+        for (int t = 0; t < T; t++) {
+            __m512 b = _mm512_set1_ps(k[(size_t)t * dim + d]);
+            for (int p = 0; p < P; p++) sum[p][t] = _mm512_fmadd_ps(a[p], b, sum[p][t]);
+        }
+    }
+    for (int p = 0; p < P; p++) {
+        for (int t = 0; t < T; t++) _mm512_storeu_ps(out + (p * IMP_BLOCK + t) * IMP_PANEL, sum[p][t]);
+    }
+}
+
+INLINE void dots_panels(const int P, const float *q, const float *k, size_t n_tokens, size_t dim, float *out)
+{
+    size_t t = 0;
+    for (; t + 8 <= n_tokens; t += 8) dots_tile(P, 8, q, k + t * dim, dim, out + t * IMP_PANEL);
+    for (; t < n_tokens; t++) dots_tile(P, 1, q, k + t * dim, dim, out + t * IMP_PANEL);
+}
+
+TARGET static void dots(const float *q, size_t n_panels, const float *k, size_t n_tokens, size_t dim, size_t first,
+                        float *block)
+{
+    float *out = block + first * IMP_PANEL;
+    size_t p = 0;
+    for (; p + 3 <= n_panels; p += 3) {
+        dots_panels(3, q + p * dim * IMP_PANEL, k, n_tokens, dim, out + p * IMP_BLOCK * IMP_PANEL);
+    }
+    q += p * dim * IMP_PANEL;
+    out += p * IMP_BLOCK * IMP_PANEL;
+    if (n_panels - p == 2) dots_panels(2, q, k, n_tokens, dim, out);
+    if (n_panels - p == 1) dots_panels(1, q, k, n_tokens, dim, out);
+}
+
+INLINE __m512 exp16(__m512 x)
+{
+    __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(IMP_EXP_LOW), _CMP_GE_OQ);
+    x = _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(IMP_EXP_LOW)), _mm512_set1_ps(IMP_EXP_HIGH));
+    __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(IMP_EXP_LOG2E)),
+                                    _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(IMP_EXP_LN2_HIGH), x);
+    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(IMP_EXP_LN2_LOW), r);
+    __m512 c = _mm512_set1_ps(IMP_EXP_C4);
+    c = _mm512_fmadd_ps(c, r, _mm512_set1_ps(IMP_EXP_C3));
+    c = _mm512_fmadd_ps(c, r, _mm512_set1_ps(IMP_EXP_C2));
+    c = _mm512_fmadd_ps(c, r, _mm512_set1_ps(IMP_EXP_C1));
+    c = _mm512_fmadd_ps(c, r, _mm512_set1_ps(IMP_EXP_C0));
+    __m512 y = _mm512_add_ps(_mm512_fmadd_ps(_mm512_mul_ps(c, r), r, r), _mm512_set1_ps(1.0f));
+    return _mm512_maskz_scalef_ps(normal, y, n);
+}
+
+TARGET static void exp_all(const float *x, float *y, size_t n)
+{
+    for (size_t i = 0; i < n; i += 16) {
+        __mmask16 m = mask_of(n - i);
+        _mm512_mask_storeu_ps(y + i, m, exp16(_mm512_maskz_loadu_ps(m, x + i)));
+    }
+}
+
+INLINE __m512 cap16(__m512 x, __m512 softcap)
+{
+    const __m512 one = _mm512_set1_ps(1.0f), two = _mm512_set1_ps(2.0f);
+    __m512 e = exp16(_mm512_div_ps(_mm512_mul_ps(two, x), softcap));
+    return _mm512_mul_ps(softcap, _mm512_sub_ps(one, _mm512_div_ps(two, _mm512_add_ps(e, one))));
+}
+
+TARGET static void softmax(float *block, size_t n_panels, size_t n_tokens, float softcap, float *max, float *sum)
+{
+    const __m512 low = _mm512_set1_ps(-IMP_LOGIT_MAX), high = _mm512_set1_ps(IMP_LOGIT_MAX);
+    const __m512 limit = _mm512_set1_ps(softcap);
+    for (size_t p = 0; p < n_panels; p++) {
+        float *x = block + p * IMP_BLOCK * IMP_PANEL;
+        __m512 m = low, s = _mm512_setzero_ps();
+        for (size_t t = 0; t < n_tokens; t++) {
+            /* max and min give their second operand if one is NaN */
+            __m512 v = _mm512_min_ps(_mm512_max_ps(_mm512_loadu_ps(x + t * IMP_PANEL), low), high);
+            if (softcap != 0.0f) v = cap16(v, limit);
+            _mm512_storeu_ps(x + t * IMP_PANEL, v);
+            m = _mm512_max_ps(m, v);
+        }
+        for (size_t t = 0; t < n_tokens; t++) {
+            __m512 e = exp16(_mm512_sub_ps(_mm512_loadu_ps(x + t * IMP_PANEL), m));
+            _mm512_storeu_ps(x + t * IMP_PANEL, e);
+            s = _mm512_add_ps(s, e);
+        }
+        _mm512_storeu_ps(max + p * IMP_PANEL, m);
+        _mm512_storeu_ps(sum + p * IMP_PANEL, s);
+    }
+}
+
+TARGET static void column_sums(const float *block, size_t n_panels, size_t n_tokens, const float *w, float *out)
+{
+    for (size_t t = 0; t < n_tokens; t++) {
+        __m512 a = _mm512_setzero_ps();
+        for (size_t p = 0; p < n_panels; p++) {
+            a = _mm512_fmadd_ps(_mm512_loadu_ps(block + (p * IMP_BLOCK + t) * IMP_PANEL),
+                                _mm512_loadu_ps(w + p * IMP_PANEL), a);
+        }
+        out[t] = _mm512_reduce_add_ps(a);
+    }
+}
+
+static const imp_kernels kernels = {
+    .name = "avx512",
+    .widen = {widen_f32, widen_f16, widen_bf16, widen_q8_0},
+    .dots = dots,
+    .softmax = softmax,
+    .column_sums = column_sums,
+    .exp = exp_all,
+};
+
+const imp_kernels *imp_kernels_avx512(void)
+{
+    __builtin_cpu_init();
+    int have = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    /* The AVX2 test knows about F16C. */
+    return have && imp_kernels_avx2() ? &kernels : NULL;
+}
+
+#else
+
+const imp_kernels *imp_kernels_avx512(void) { return NULL; }
+
+#endif
