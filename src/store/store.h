@@ -1,6 +1,7 @@
 /* store.h: what the session module sees of the store: paths through the tree, and open segments.
  *
- * Lock order: store mutex, then nothing. File reads happen outside it. */
+ * Lock order: the catalogue's mutex, then the store's, then nothing. File reads and fsyncs happen outside the store's, so
+ * that a match never waits for the writer's disk. */
 #ifndef IMP_STORE_STORE_H
 #define IMP_STORE_STORE_H
 
@@ -34,6 +35,7 @@ typedef struct imp_path {
     imp_span *spans; /* in the order of the prompt, without gaps */
     size_t n_spans;
     size_t n_tokens;
+    uint64_t epoch; /* the store's: which numbering of nodes the spans use */
 } imp_path;
 
 /* The longest stored way along `tokens` inside `space`, its segments open and its nodes pinned in memory; touches their
@@ -55,6 +57,7 @@ const imp_store_opts *imp_store_options(const imp_store *s); /* with defaults fi
 /* Add to the counters of imp_stats (acquires, hits, host hits). */
 void imp_store_count_acquire(imp_store *s, size_t n_matched);
 void imp_store_count_host_hits(imp_store *s, uint64_t bytes);
+void imp_store_set_host_bytes(imp_store *s, uint64_t bytes); /* what the host tier holds now, for imp_stats */
 
 /* Slots for what higher modules hang on a store (the host tier, idle queues): freed by imp_store_close() before the I/O. */
 void imp_store_attach(imp_store *s, void *object, void (*free_fn)(void *object));
