@@ -92,7 +92,7 @@ debug: ## debug build, run the unit tests
 bench: build ## run the benchmarks (bench/)
 	@echo "== benchmarks"
 	found=0
-	for b in build/bench/bench_*; do
+	for b in build/bench/bench[-_]*; do
 	    if [ -x "$$b" ] && [ ! -d "$$b" ]; then
 	        found=1
 	        echo "-- $$(basename $$b)"

@@ -1,0 +1,4 @@
+// The header in C++: linkage, and no C that C++ lacks.
+#include <impress/impress.h>
+
+#include "consumer.c"
