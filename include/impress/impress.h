@@ -82,6 +82,11 @@ typedef enum imp_log_level { IMP_LOG_ERROR = 0, IMP_LOG_WARN = 1, IMP_LOG_INFO =
 typedef void (*imp_log_fn)(imp_log_level level, const char *line, void *user);
 void imp_log_set(imp_log_fn fn, void *user, imp_log_level max_level);
 
+/* For code between an engine and this library: set this thread's last error line and return `status`; write a line to the
+ * log. */
+int imp_set_error(int status, const char *line);
+void imp_log_line(imp_log_level level, const char *line);
+
 /* -------------------------------------------------------------------------------------------------- switches ---- */
 
 /* How the important tokens of a layer are found. */

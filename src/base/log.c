@@ -44,3 +44,5 @@ void imp_log(imp_log_level level, const char *fmt, ...)
         fprintf(stderr, "impress: %s%s\n", level == IMP_LOG_ERROR ? "error: " : "", line);
     }
 }
+
+void imp_log_line(imp_log_level level, const char *line) { imp_log(level, "%s", line); }

@@ -61,6 +61,8 @@ int imp_fail(int status, const char *fmt, ...)
     return status;
 }
 
+int imp_set_error(int status, const char *line) { return imp_fail(status, "%s", line); }
+
 static int status_of_errno(int err)
 {
     switch (err) {
