@@ -1,0 +1,302 @@
+/* rows.c: 8-bit rows. Everything here is branch-free over stripes of elements, so that compilers turn the loops into
+ * SIMD. Only the step between f16 and f32 exists a second time, with x86's own instructions, chosen when the program runs.
+ *
+ * Scales are rounded up to f16: then the largest value of a channel or block never exceeds 127 of them, and the error is
+ * at most half a scale. Rounded to nearest, a scale among f16's subnormals could be a third too small.
+ */
+#include "format/rows.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define HAVE_F16C 1
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
+enum {
+    BLOCK = 32,       /* elements that share a value's scale */
+    STRIPE = 64,      /* elements worked on at a time; a whole number of blocks */
+    F16_MAX_BITS = 0x7bff,
+};
+
+#define F16_MAX 65504.0f
+#define VALUE_MAX (127.0f * F16_MAX) /* the largest that a code and a scale can say */
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* ---- f16 and bf16, by integer arithmetic */
+
+INLINE uint32_t bits_of(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    return u;
+}
+
+INLINE float float_of(uint32_t u)
+{
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+/* cond ? x : y by a mask: a `?:` with float arithmetic on one side keeps gcc from vectorising the loop. */
+INLINE uint32_t pick(bool cond, uint32_t x, uint32_t y)
+{
+    uint32_t mask = 0u - (uint32_t)cond;
+    return (x & mask) | (y & ~mask);
+}
+
+INLINE float f16_to_f32(uint16_t h)
+{
+    uint32_t a = (uint32_t)(h & 0x7fff) << 13; /* f32's exponent is larger: by 112, and by 224 for Inf and NaN */
+    uint32_t big = a + pick(a >= 0x0f800000, 224u << 23, 112u << 23);
+    uint32_t small = bits_of((float)(int32_t)(h & 0x3ff) * 0x1p-24f); /* subnormal: a whole number of 2^-24 */
+    return float_of(pick(a < 0x00800000, small, big) | (uint32_t)(h & 0x8000) << 16);
+}
+
+INLINE uint16_t f32_to_f16(float f)
+{
+    uint32_t u = bits_of(f), a = u & 0x7fffffff;
+    /* Round to even at bit 13 (the carry may reach the exponent, as it should), then rebase the exponent. */
+    uint32_t normal = (a + 0xfff + (a >> 13 & 1) - (112u << 23)) >> 13;
+    /* Below 2^-14: 0.5's last bit is worth 2^-24, f16's smallest step, so the adder rounds for us. */
+    uint32_t small = bits_of(float_of(pick(a < 0x38800000, a, 0)) + 0.5f) - 0x3f000000;
+    uint32_t h = pick(a < 0x38800000, small, normal);
+    h = pick(a >= 0x477ff000, 0x7c00, h); /* 65520 and more */
+    h = pick(a > 0x7f800000, 0x7e00, h);
+    return (uint16_t)(h | (u >> 16 & 0x8000));
+}
+
+INLINE uint16_t f32_to_bf16(float f) /* finite */
+{
+    uint32_t u = bits_of(f);
+    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+float imp_f16_to_f32(uint16_t h) { return f16_to_f32(h); }
+
+uint16_t imp_f32_to_f16(float f) { return f32_to_f16(f); }
+
+/* ---- a stripe between f16 and f32 */
+
+#ifdef HAVE_F16C
+#define F16C __attribute__((target("avx,f16c")))
+
+F16C static void widen_f16c(const uint16_t *restrict h, float *restrict f)
+{
+    for (size_t i = 0; i < STRIPE; i += 8) {
+        _mm256_storeu_ps(f + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(h + i))));
+    }
+}
+
+F16C static void narrow_f16c(const float *restrict f, uint16_t *restrict h)
+{
+    for (size_t i = 0; i < STRIPE; i += 8) {
+        __m128i eight = _mm256_cvtps_ph(_mm256_loadu_ps(f + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        _mm_storeu_si128((__m128i *)(void *)(h + i), eight);
+    }
+}
+
+/* 1: yes, -1: no, 0: not asked yet. Threads that ask at once all find the same, so relaxed order will do. */
+static bool have_f16c(void)
+{
+    static _Atomic signed char known;
+    signed char k = atomic_load_explicit(&known, memory_order_relaxed);
+    if (k == 0) {
+        unsigned a, b, c = 0, d;
+        /* "avx" says that the operating system saves the wide registers. */
+        k = __builtin_cpu_supports("avx") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) ? 1 : -1;
+        atomic_store_explicit(&known, k, memory_order_relaxed);
+    }
+    return k > 0;
+}
+#endif
+
+static void widen(const uint16_t *restrict h, float *restrict f)
+{
+#ifdef HAVE_F16C
+    if (have_f16c()) {
+        widen_f16c(h, f);
+        return;
+    }
+#endif
+    for (size_t i = 0; i < STRIPE; i++) f[i] = f16_to_f32(h[i]);
+}
+
+static void narrow(const float *restrict f, uint16_t *restrict h)
+{
+#ifdef HAVE_F16C
+    if (have_f16c()) {
+        narrow_f16c(f, h);
+        return;
+    }
+#endif
+    for (size_t i = 0; i < STRIPE; i++) h[i] = f32_to_f16(f[i]);
+}
+
+/* ---- rows as floats. Stripes are always worked on whole; what lies behind a row's end is 0 there. */
+
+/* NaN becomes 0, and everything else no more than `most`. */
+INLINE float tame(float f, float most)
+{
+    uint32_t u = bits_of(f), a = u & 0x7fffffff; /* as integers, magnitudes are in order and NaN comes last */
+    a = pick(a > bits_of(most), pick(a > 0x7f800000, 0, bits_of(most)), a);
+    return float_of(a | (u & 0x80000000));
+}
+
+/* Elements [first, first + n) of a row, n <= STRIPE. */
+static void load(imp_type type, const void *row, size_t first, size_t n, float *restrict out)
+{
+    if (type == IMP_TYPE_F32) {
+        if (n < STRIPE) memset(out, 0, STRIPE * sizeof *out);
+        memcpy(out, (const char *)row + 4 * first, 4 * n);
+        for (size_t i = 0; i < STRIPE; i++) out[i] = tame(out[i], VALUE_MAX);
+        return;
+    }
+    uint16_t h[STRIPE];
+    if (n < STRIPE) memset(h, 0, sizeof h);
+    memcpy(h, (const char *)row + 2 * first, 2 * n);
+    if (type == IMP_TYPE_F16) {
+        widen(h, out);
+        for (size_t i = 0; i < STRIPE; i++) out[i] = tame(out[i], F16_MAX);
+    } else {
+        for (size_t i = 0; i < STRIPE; i++) out[i] = tame(float_of((uint32_t)h[i] << 16), VALUE_MAX);
+    }
+}
+
+static void store(imp_type type, float *restrict in, size_t first, size_t n, void *row)
+{
+    if (type == IMP_TYPE_F32) {
+        memcpy((char *)row + 4 * first, in, 4 * n);
+        return;
+    }
+    uint16_t h[STRIPE];
+    if (type == IMP_TYPE_F16) {
+        for (size_t i = 0; i < STRIPE; i++) in[i] = tame(in[i], F16_MAX); /* a rounded-up scale may go past it */
+        narrow(in, h);
+    } else {
+        for (size_t i = 0; i < STRIPE; i++) h[i] = f32_to_bf16(in[i]);
+    }
+    memcpy((char *)row + 2 * first, h, 2 * n);
+}
+
+/* The scale for values up to `largest`: the smallest f16 of which 127 reach it. */
+INLINE uint16_t scale_for(float largest)
+{
+    float s = largest / 127.0f;
+    uint16_t h = f32_to_f16(s);
+    h = h > F16_MAX_BITS ? F16_MAX_BITS : h;
+    return (uint16_t)(h + (f16_to_f32(h) < s && h < F16_MAX_BITS));
+}
+
+INLINE int8_t code_for(float f, float inverse)
+{
+    float c = f * inverse, half = float_of(0x3f000000 | (bits_of(c) & 0x80000000));
+    return (int8_t)(int32_t)(c + half);
+}
+
+/* The larger magnitude; `most` >= 0. */
+INLINE float larger(float most, float f)
+{
+    uint32_t u = bits_of(most), a = bits_of(f) & 0x7fffffff;
+    return float_of(a > u ? a : u);
+}
+
+INLINE float inverse_of(uint16_t scale) { return scale ? 1.0f / f16_to_f32(scale) : 0.0f; }
+
+/* ---- keys */
+
+void imp_rows_k8_encode(imp_type type, const void *rows, size_t stride, size_t n_tokens, size_t n, int8_t *codes,
+                        uint16_t *scales)
+{
+    for (size_t first = 0; first < n; first += STRIPE) {
+        size_t m = n - first < STRIPE ? n - first : STRIPE;
+        float x[STRIPE], largest[STRIPE] = {0}, inverse[STRIPE];
+        for (size_t t = 0; t < n_tokens; t++) {
+            load(type, (const char *)rows + t * stride, first, m, x);
+            for (size_t i = 0; i < STRIPE; i++) largest[i] = larger(largest[i], x[i]);
+        }
+        for (size_t i = 0; i < m; i++) scales[first + i] = scale_for(largest[i]);
+        for (size_t i = 0; i < STRIPE; i++) inverse[i] = i < m ? inverse_of(scales[first + i]) : 0.0f;
+        for (size_t t = 0; t < n_tokens; t++) {
+            int8_t c[STRIPE];
+            load(type, (const char *)rows + t * stride, first, m, x);
+            for (size_t i = 0; i < STRIPE; i++) c[i] = code_for(x[i], inverse[i]);
+            memcpy(codes + t * n + first, c, m);
+        }
+    }
+}
+
+void imp_rows_k8_decode(imp_type type, const int8_t *codes, const uint16_t *scales, size_t n, void *row)
+{
+    for (size_t first = 0; first < n; first += STRIPE) {
+        size_t m = n - first < STRIPE ? n - first : STRIPE;
+        float x[STRIPE];
+        uint16_t s[STRIPE];
+        int8_t c[STRIPE];
+        if (m < STRIPE) {
+            memset(s, 0, sizeof s);
+            memset(c, 0, sizeof c);
+        }
+        memcpy(s, scales + first, 2 * m);
+        memcpy(c, codes + first, m);
+        widen(s, x);
+        for (size_t i = 0; i < STRIPE; i++) x[i] *= (float)c[i];
+        store(type, x, first, m, row);
+    }
+}
+
+/* ---- values */
+
+size_t imp_rows_v8_bytes(size_t n) { return n + (n + BLOCK - 1) / BLOCK * 2; }
+
+void imp_rows_v8_encode(imp_type type, const void *row, size_t n, void *out)
+{
+    unsigned char *o = out;
+    for (size_t first = 0; first < n; first += STRIPE) {
+        size_t m = n - first < STRIPE ? n - first : STRIPE;
+        float x[STRIPE];
+        load(type, row, first, m, x);
+        for (size_t block = 0; block < m; block += BLOCK) {
+            const float *b = x + block;
+            int8_t c[BLOCK];
+            float most[8] = {0}; /* side by side: one running maximum would be a chain of BLOCK steps */
+            for (size_t i = 0; i < BLOCK; i += 8) {
+                for (size_t j = 0; j < 8; j++) most[j] = larger(most[j], b[i + j]);
+            }
+            for (size_t j = 1; j < 8; j++) most[0] = larger(most[0], most[j]);
+            uint16_t s = scale_for(most[0]);
+            float inverse = inverse_of(s);
+            for (size_t i = 0; i < BLOCK; i++) c[i] = code_for(b[i], inverse);
+
+            size_t n_codes = m - block < BLOCK ? m - block : BLOCK;
+            *o++ = (unsigned char)s;
+            *o++ = (unsigned char)(s >> 8);
+            memcpy(o, c, n_codes);
+            o += n_codes;
+        }
+    }
+}
+
+void imp_rows_v8_decode(imp_type type, const void *in, size_t n, void *row)
+{
+    const unsigned char *p = in;
+    for (size_t first = 0; first < n; first += STRIPE) {
+        size_t m = n - first < STRIPE ? n - first : STRIPE;
+        float x[STRIPE] = {0};
+        for (size_t block = 0; block < m; block += BLOCK) {
+            float *b = x + block, scale = f16_to_f32((uint16_t)(p[0] | p[1] << 8));
+            size_t n_codes = m - block < BLOCK ? m - block : BLOCK;
+            int8_t c[BLOCK];
+            if (n_codes < BLOCK) memset(c, 0, sizeof c);
+            memcpy(c, p + 2, n_codes);
+            for (size_t i = 0; i < BLOCK; i++) b[i] = (float)c[i] * scale;
+            p += 2 + n_codes;
+        }
+        store(type, x, first, m, row);
+    }
+}
