@@ -1,0 +1,13 @@
+/* commands.h: one function per command; argv[0] is its name. Exit codes: 0 done, 1 failed, 2 misused. */
+#ifndef APP_COMMANDS_H
+#define APP_COMMANDS_H
+
+int cmd_run(int argc, char **argv);
+int cmd_ls(int argc, char **argv);
+int cmd_stat(int argc, char **argv);
+int cmd_verify(int argc, char **argv);
+int cmd_rm(int argc, char **argv);
+int cmd_gc(int argc, char **argv);
+int cmd_pin(int argc, char **argv);
+
+#endif

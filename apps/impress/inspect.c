@@ -1,0 +1,315 @@
+/* impress ls, stat, verify, rm, gc, pin: a look into a store, and a hand on it. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "commands.h"
+#include "report.h"
+#include "store_options.h"
+#include "text.h"
+
+typedef struct inspect_settings {
+    store_settings store; /* only dir and limit have options here */
+    bool json, repair, rebuild, all, off;
+} inspect_settings;
+
+#define AT(member) offsetof(inspect_settings, member)
+#define JSON_OPT {"json", 0, OPT_FLAG, AT(json), NULL, "print JSON", true}
+#define N_OPTS(table) (sizeof(table) / sizeof *(table))
+
+/* One call of a command of this file. */
+typedef struct inspection {
+    const opt_command *command;
+    inspect_settings s;
+    char **argv;
+    int n; /* positional arguments, argv[1..n]; the first is the store */
+    const char *dir;
+    imp_store *store;
+} inspection;
+
+/* Parse; argv[1], if it is there, names the store. Returns false with the exit code when the command ends here. */
+static bool parse(inspection *in, const opt_command *command, int argc, char **argv, int max_positional, int *code)
+{
+    memset(in, 0, sizeof *in);
+    in->command = command;
+    in->argv = argv;
+    *code = opt_parse(command, argc, argv, &in->s, &in->n);
+    if (*code) {
+        if (*code == 1) *code = 0; /* help */
+        return false;
+    }
+    if (in->n > max_positional) *code = opt_misuse(command, "unexpected argument `%s`", argv[max_positional + 1]);
+    else if (in->n >= 1) in->s.store.dir = argv[1];
+    if (*code == 0 && !(in->dir = store_settings_dir(&in->s.store))) *code = opt_misuse(command, "`none` is no store");
+    return *code == 0;
+}
+
+static bool open_store(inspection *in, unsigned flags, int *code)
+{
+    imp_store_opts opts;
+    *code = store_settings_apply(in->command, &in->s.store, &opts);
+    opts.flags |= flags | IMP_STORE_MUST_EXIST;
+    if (*code == 0 && imp_store_open(in->dir, &opts, &in->store) < 0) *code = app_fail("%s", imp_last_error());
+    return *code == 0;
+}
+
+/* Are the arguments from the second on numbers of nodes? Asked before the first of them is touched. */
+static bool check_nodes(const inspection *in, int *code)
+{
+    uint64_t node;
+    for (int i = 2; i <= in->n; i++) {
+        if (text_parse_count(in->argv[i], UINT64_MAX, &node) && node != 0) continue;
+        *code = opt_misuse(in->command, "`%s` is not the number of a node (see `impress ls`)", in->argv[i]);
+        return false;
+    }
+    return true;
+}
+
+/* ---- ls */
+
+static const opt ls_opts[] = {JSON_OPT};
+static const opt_command ls_command = {
+    "ls", "ls [STORE] [--json]", "List the nodes of a store: runs of tokens, each below its parent.",
+    "A prefix that starts another one is its parent. `first` is a node's place in the prompt.", ls_opts, N_OPTS(ls_opts)};
+
+typedef struct listing {
+    text_table *table;
+    json_t *array;
+    size_t n;
+    int64_t now_s;
+} listing;
+
+static int list_row(const imp_node_info *node, void *user)
+{
+    listing *l = user;
+    l->n++;
+    if (l->array) {
+        char segment[17];
+        snprintf(segment, sizeof segment, "%016" PRIx64, node->segment);
+        json_t *o = json_pack("{s:I,s:I,s:s,s:s,s:s,s:I,s:I,s:I,s:b,s:b,s:I,s:I,s:I}", "node", (json_int_t)node->id, "parent",
+                              (json_int_t)node->parent, "space", node->space, "model", node->model_name, "segment", segment,
+                              "first_token", (json_int_t)node->first_token, "n_tokens", (json_int_t)node->n_tokens,
+                              "kv_bytes", (json_int_t)node->kv_bytes, "derived", node->derived, "pinned", node->pinned,
+                              "hits", (json_int_t)node->hits, "created_s", (json_int_t)node->created_s, "used_s",
+                              (json_int_t)node->used_s);
+        return json_array_append_new(l->array, o) == 0 ? 0 : IMP_E_NOMEM;
+    }
+    char bytes[32], ago[32];
+    text_table *t = l->table;
+    bool ok = text_table_add(t, "%" PRIu64, node->id) && text_table_add(t, "%" PRIu64, node->parent) &&
+              text_table_add(t, "%.8s", node->space) && text_table_add(t, "%.24s", node->model_name) &&
+              text_table_add(t, "%" PRIu64, node->first_token) && text_table_add(t, "%" PRIu64, node->n_tokens) &&
+              text_table_add(t, "%s", text_bytes(node->kv_bytes, bytes)) && text_table_add(t, "%" PRIu64, node->hits) &&
+              text_table_add(t, "%s", text_ago(node->used_s, l->now_s, ago)) &&
+              text_table_add(t, "%s%s", node->derived ? "derived " : "", node->pinned ? "pinned" : "");
+    return ok ? 0 : IMP_E_NOMEM;
+}
+
+int cmd_ls(int argc, char **argv)
+{
+    inspection in;
+    int rc;
+    if (!parse(&in, &ls_command, argc, argv, 1, &rc) || !open_store(&in, IMP_STORE_READONLY, &rc)) return rc;
+    listing l = {.now_s = (int64_t)time(NULL)};
+    if (in.s.json) l.array = json_array();
+    else l.table = text_table_new(10);
+    rc = l.array || l.table ? 0 : app_fail("out of memory");
+    static const char *const heads[] = {"node", "parent", "space", "model", "first", "tokens", "KV", "hits", "used", ""};
+    for (size_t i = 0; rc == 0 && l.table && i < 10; i++)
+        if (!text_table_add(l.table, "%s", heads[i])) rc = app_fail("out of memory");
+    if (rc == 0 && imp_store_list(in.store, list_row, &l) != 0) rc = app_fail("%s", imp_last_error());
+    if (rc == 0 && in.s.json) {
+        rc = report_print_json(l.array);
+        l.array = NULL;
+    } else if (rc == 0 && l.n == 0) {
+        printf("the store is empty\n");
+    } else if (rc == 0) {
+        text_table_print(l.table, stdout);
+    }
+    json_decref(l.array);
+    text_table_free(l.table);
+    imp_store_close(in.store);
+    return rc;
+}
+
+/* ---- stat */
+
+static const opt stat_opts[] = {JSON_OPT};
+static const opt_command stat_command = {"stat", "stat [STORE] [--json]", "Sizes and counts of a store.", NULL, stat_opts,
+                                         N_OPTS(stat_opts)};
+
+int cmd_stat(int argc, char **argv)
+{
+    inspection in;
+    int rc;
+    if (!parse(&in, &stat_command, argc, argv, 1, &rc) || !open_store(&in, IMP_STORE_READONLY, &rc)) return rc;
+    imp_stats st;
+    if (imp_store_stats(in.store, &st) < 0) {
+        rc = app_fail("%s", imp_last_error());
+    } else if (in.s.json) {
+        rc = report_print_json(json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:s}", "disk_bytes", (json_int_t)st.disk_bytes,
+                                         "limit_bytes", (json_int_t)st.limit_bytes, "kv_bytes", (json_int_t)st.kv_bytes,
+                                         "spaces", (json_int_t)st.n_spaces, "nodes", (json_int_t)st.n_nodes, "segments",
+                                         (json_int_t)st.n_segments, "tokens", (json_int_t)st.n_tokens, "tree_memory_bytes",
+                                         (json_int_t)st.memory_bytes, "io_mode", st.io_mode));
+    } else {
+        char disk[32], limit[32], kv[32], memory[32];
+        printf("on disk        %s of %s\n", text_bytes(st.disk_bytes, disk), text_bytes(st.limit_bytes, limit));
+        printf("KV rows        %s\n", text_bytes(st.kv_bytes, kv));
+        printf("tokens         %" PRIu64 "\n", st.n_tokens);
+        printf("nodes          %" PRIu64 " in %" PRIu64 " segments, %" PRIu64 " spaces\n", st.n_nodes, st.n_segments,
+               st.n_spaces);
+        printf("tree in memory %s\n", text_bytes(st.memory_bytes, memory));
+        printf("I/O            %s\n", st.io_mode);
+    }
+    imp_store_close(in.store);
+    return rc;
+}
+
+/* ---- verify */
+
+static const opt verify_opts[] = {
+    JSON_OPT,
+    {"repair", 0, OPT_FLAG, AT(repair), NULL, "drop exactly what is bad", true},
+    {"rebuild", 0, OPT_FLAG, AT(rebuild), NULL, "first make the catalogue again from the segments", true},
+};
+static const opt_command verify_command = {
+    "verify", "verify [STORE] [--repair] [--rebuild] [--json]",
+    "Read every byte that the store vouches for, and check it. Names what is bad; exits 1 if\nanything is.", NULL,
+    verify_opts, N_OPTS(verify_opts)};
+
+typedef struct verification {
+    bool json;
+    json_t *array;
+    text_progress progress;
+} verification;
+
+static void on_finding(const imp_finding *f, void *user)
+{
+    verification *v = user;
+    if (!v->json) printf("%s: %s\n", f->file, f->what);
+    else json_array_append_new(v->array, json_pack("{s:s,s:s}", "file", f->file, "what", f->what));
+}
+
+static void on_verified(uint64_t done, uint64_t all, void *user)
+{
+    verification *v = user;
+    char a[32], b[32], detail[80];
+    snprintf(detail, sizeof detail, "%s of %s", text_bytes(done, a), text_bytes(all, b));
+    text_progress_at(&v->progress, all ? (double)done / (double)all : 1, detail);
+}
+
+int cmd_verify(int argc, char **argv)
+{
+    inspection in;
+    int rc;
+    if (!parse(&in, &verify_command, argc, argv, 1, &rc)) return rc;
+    if (in.s.rebuild && imp_store_rebuild(in.dir) < 0) return app_fail("%s", imp_last_error());
+    if (!open_store(&in, in.s.repair ? 0 : IMP_STORE_READONLY, &rc)) return rc;
+    verification v = {.json = in.s.json, .array = in.s.json ? json_array() : NULL, .progress = {.label = "verifying"}};
+    int64_t bad = imp_store_verify(in.store, in.s.repair, on_finding, on_verified, &v);
+    text_progress_end(&v.progress);
+    if (bad < 0) rc = app_fail("%s", imp_last_error());
+    else rc = bad > 0 ? 1 : 0;
+    if (bad >= 0 && in.s.json) {
+        int printed = report_print_json(json_pack("{s:b,s:I,s:O}", "clean", bad == 0, "findings_total", (json_int_t)bad,
+                                                  "findings", v.array));
+        if (printed) rc = printed;
+    } else if (bad == 0) {
+        printf("clean\n");
+    } else if (bad > 0) {
+        printf("%lld found%s\n", (long long)bad, in.s.repair ? ", dropped" : "; `impress verify --repair` drops what is bad");
+    }
+    json_decref(v.array);
+    imp_store_close(in.store);
+    return rc;
+}
+
+/* ---- rm */
+
+static const opt rm_opts[] = {{"all", 0, OPT_FLAG, AT(all), NULL, "remove everything", true}};
+static const opt_command rm_command = {"rm", "rm STORE NODE... | rm STORE --all",
+                                       "Remove nodes and everything below them (numbers as `impress ls` shows them).", NULL,
+                                       rm_opts, N_OPTS(rm_opts)};
+
+static bool check_rm(const inspection *in, int *code)
+{
+    if (in->s.all ? in->n == 1 : in->n >= 2) return check_nodes(in, code);
+    *code = opt_misuse(&rm_command, in->s.all ? "--all wants a STORE and no nodes" : "wants a STORE and NODEs, or --all");
+    return false;
+}
+
+int cmd_rm(int argc, char **argv)
+{
+    inspection in;
+    int rc;
+    if (!parse(&in, &rm_command, argc, argv, argc, &rc) || !check_rm(&in, &rc) || !open_store(&in, 0, &rc)) return rc;
+    if (in.s.all && imp_store_remove(in.store, 0) < 0) rc = app_fail("%s", imp_last_error());
+    for (int i = 2; rc == 0 && i <= in.n; i++) {
+        uint64_t node = 0;
+        text_parse_count(argv[i], UINT64_MAX, &node);
+        if (imp_store_remove(in.store, node) < 0) rc = app_fail("%s", imp_last_error());
+    }
+    imp_store_close(in.store);
+    return rc;
+}
+
+/* ---- gc */
+
+static const opt gc_opts[] = {
+    JSON_OPT,
+    {"limit", 0, OPT_SIZE, AT(store.limit), "SIZE", "size limit to enforce (default: 10G)", false},
+};
+static const opt_command gc_command = {"gc", "gc [STORE] [--limit SIZE] [--json]",
+                                       "Remove what nothing refers to, evict down to the size limit, compact the catalogue.",
+                                       NULL, gc_opts, N_OPTS(gc_opts)};
+
+int cmd_gc(int argc, char **argv)
+{
+    inspection in;
+    int rc;
+    if (!parse(&in, &gc_command, argc, argv, 1, &rc) || !open_store(&in, 0, &rc)) return rc;
+    imp_gc_report report;
+    if (imp_store_gc(in.store, &report) < 0) {
+        rc = app_fail("%s", imp_last_error());
+    } else if (in.s.json) {
+        rc = report_print_json(json_pack("{s:I,s:I,s:I}", "removed_files", (json_int_t)report.removed_files, "freed_bytes",
+                                         (json_int_t)report.freed_bytes, "evicted_nodes", (json_int_t)report.evicted_nodes));
+    } else {
+        char freed[32];
+        printf("%" PRIu64 " files removed, %" PRIu64 " nodes evicted, %s freed\n", report.removed_files, report.evicted_nodes,
+               text_bytes(report.freed_bytes, freed));
+    }
+    imp_store_close(in.store);
+    return rc;
+}
+
+/* ---- pin */
+
+static const opt pin_opts[] = {{"off", 0, OPT_FLAG, AT(off), NULL, "no longer", true}};
+static const opt_command pin_command = {"pin", "pin STORE NODE... [--off]",
+                                        "Keep nodes, and what they stand on, from eviction.", NULL, pin_opts,
+                                        N_OPTS(pin_opts)};
+
+static bool check_pin(const inspection *in, int *code)
+{
+    if (in->n >= 2) return check_nodes(in, code);
+    *code = opt_misuse(&pin_command, "wants a STORE and NODEs");
+    return false;
+}
+
+int cmd_pin(int argc, char **argv)
+{
+    inspection in;
+    int rc;
+    if (!parse(&in, &pin_command, argc, argv, argc, &rc) || !check_pin(&in, &rc) || !open_store(&in, 0, &rc)) return rc;
+    for (int i = 2; rc == 0 && i <= in.n; i++) {
+        uint64_t node = 0;
+        text_parse_count(argv[i], UINT64_MAX, &node);
+        if (imp_store_pin(in.store, node, !in.s.off) < 0) rc = app_fail("%s", imp_last_error());
+    }
+    imp_store_close(in.store);
+    return rc;
+}

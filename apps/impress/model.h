@@ -1,0 +1,35 @@
+/* model.h: a GGUF model, and prompts made of a prefix and a question. */
+#ifndef APP_MODEL_H
+#define APP_MODEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include <llama.h>
+
+/* Say one line, "impress: ...", on stderr and return 1: the exit code of failure. */
+int app_fail(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* Load `path`. llama.cpp's own log lines are shown with `verbose` only; on failure one line says what and where.
+ * Returns 0 or an exit code. */
+int app_model_load(const char *path, bool verbose, struct llama_model **out);
+
+/* A whole file as text. "-" is standard input. Returns 0 or an exit code. */
+int app_read_text(const char *path, char **text, size_t *n_bytes);
+
+typedef struct app_prompt {
+    llama_token *tokens; /* [n] */
+    size_t n;
+    size_t n_prefix;     /* of these, from the start, those that any question on this prefix shares */
+} app_prompt;
+
+/* Prefix, blank line, question: inside the model's chat template as one user message, or `raw`. The text of both is
+ * never read as special tokens. Returns 0 or an exit code; free with app_prompt_free(). */
+int app_prompt_make(const struct llama_model *model, const char *prefix, size_t prefix_bytes, const char *question,
+                    bool raw, app_prompt *out);
+void app_prompt_free(app_prompt *p);
+
+/* The text of one token, into a buffer. Returns its length. */
+size_t app_token_text(const struct llama_model *model, llama_token token, char *buf, size_t n);
+
+#endif

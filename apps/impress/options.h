@@ -1,0 +1,43 @@
+/* options.h: one table per command says its options; flags, environment and file all fill the same settings.
+ *
+ * Order of precedence: flag, then IMPRESS_<NAME> in the environment, then `name = value` in the configuration file
+ * (--config FILE, else $XDG_CONFIG_HOME/impress/config), then the default. */
+#ifndef APP_OPTIONS_H
+#define APP_OPTIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum opt_kind { OPT_FLAG, OPT_TEXT, OPT_TEXTS, OPT_COUNT, OPT_SIZE, OPT_REAL } opt_kind;
+
+/* A list of texts: for options that may be given more than once. */
+typedef struct opt_texts {
+    const char *items[64];
+    size_t n;
+} opt_texts;
+
+typedef struct opt {
+    const char *name;  /* long name, without dashes */
+    char letter;       /* short name, 0: none */
+    opt_kind kind;
+    size_t offset;     /* of the value in the settings: bool, const char *, opt_texts, uint64_t, uint64_t, double */
+    const char *arg;   /* what the value is called in help */
+    const char *help;
+    bool per_call;     /* only a flag: not taken from environment or file */
+} opt;
+
+typedef struct opt_command {
+    const char *name, *usage, *summary, *details;
+    const opt *opts;
+    size_t n_opts;
+} opt_command;
+
+/* Parse argv[1..] (argv[0] is the command's name) over the defaults already in `settings`. Positional arguments are
+ * moved to argv[1..*n_positional]. Returns 0; 1 when help was printed; 2 after one line about a mistake. */
+int opt_parse(const opt_command *command, int argc, char **argv, void *settings, int *n_positional);
+
+/* One line, "impress COMMAND: ...", to stderr; returns 2. */
+int opt_misuse(const opt_command *command, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+#endif

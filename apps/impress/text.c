@@ -1,0 +1,171 @@
+#include "text.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <time.h>
+#include <unistd.h>
+
+bool text_parse_real(const char *s, double *out)
+{
+    char *end = NULL;
+    errno = 0;
+    double v = strtod(s, &end);
+    if (end == s || *end != '\0' || errno != 0 || !isfinite(v)) return false;
+    *out = v;
+    return true;
+}
+
+bool text_parse_size(const char *s, uint64_t *out)
+{
+    char *end = NULL;
+    errno = 0;
+    double v = strtod(s, &end);
+    if (end == s || errno != 0 || !isfinite(v) || v < 0) return false;
+    static const char units[] = "KMGT";
+    int power = 0;
+    if (*end != '\0') {
+        const char *u = strchr(units, toupper((unsigned char)*end));
+        if (u && *u) {
+            power = (int)(u - units) + 1;
+            end++;
+            if (*end == 'i') end++;
+        }
+        if (*end == 'B' || *end == 'b') end++;
+        if (*end != '\0') return false;
+    }
+    v = ldexp(v, 10 * power);
+    if (v >= 9.2e18) return false;
+    *out = (uint64_t)v;
+    return true;
+}
+
+bool text_parse_count(const char *s, uint64_t max, uint64_t *out)
+{
+    char *end = NULL;
+    if (!isdigit((unsigned char)*s)) return false;
+    errno = 0;
+    unsigned long long v = strtoull(s, &end, 10);
+    if (*end != '\0' || errno != 0 || v > max) return false;
+    *out = v;
+    return true;
+}
+
+const char *text_bytes(uint64_t n, char buf[32])
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    double v = (double)n;
+    size_t u = 0;
+    while (v >= 1024 && u + 1 < sizeof units / sizeof *units) {
+        v /= 1024;
+        u++;
+    }
+    snprintf(buf, 32, u == 0 || v >= 100 ? "%.0f %s" : "%.1f %s", v, units[u]);
+    return buf;
+}
+
+const char *text_ago(int64_t then_s, int64_t now_s, char buf[32])
+{
+    int64_t d = now_s > then_s ? now_s - then_s : 0;
+    if (then_s <= 0) snprintf(buf, 32, "never");
+    else if (d < 120) snprintf(buf, 32, "%lld s ago", (long long)d);
+    else if (d < 7200) snprintf(buf, 32, "%lld min ago", (long long)(d / 60));
+    else if (d < 172800) snprintf(buf, 32, "%lld h ago", (long long)(d / 3600));
+    else snprintf(buf, 32, "%lld d ago", (long long)(d / 86400));
+    return buf;
+}
+
+struct text_table {
+    size_t n_columns, n_cells, cap;
+    char **cells;
+};
+
+text_table *text_table_new(size_t n_columns)
+{
+    text_table *t = calloc(1, sizeof *t);
+    if (t) t->n_columns = n_columns;
+    return t;
+}
+
+bool text_table_add(text_table *t, const char *fmt, ...)
+{
+    char line[256];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(line, sizeof line, fmt, ap);
+    va_end(ap);
+    if (t->n_cells == t->cap) {
+        size_t cap = t->cap ? 2 * t->cap : 64;
+        char **cells = realloc(t->cells, cap * sizeof *cells);
+        if (!cells) return false;
+        t->cells = cells;
+        t->cap = cap;
+    }
+    char *copy = strdup(line);
+    if (!copy) return false;
+    t->cells[t->n_cells++] = copy;
+    return true;
+}
+
+/* Columns a UTF-8 string takes, for the plain characters we print. */
+static int text_width(const char *s)
+{
+    int n = 0;
+    for (; *s; s++) n += ((unsigned char)*s & 0xC0) != 0x80;
+    return n;
+}
+
+void text_table_print(const text_table *t, FILE *f)
+{
+    for (size_t i = 0; i < t->n_cells; i++) {
+        size_t column = i % t->n_columns;
+        int width = 0;
+        for (size_t j = column; j < t->n_cells; j += t->n_columns) {
+            int w = text_width(t->cells[j]);
+            if (w > width) width = w;
+        }
+        int pad = width - text_width(t->cells[i]);
+        bool last = column + 1 == t->n_columns || i + 1 == t->n_cells;
+        if (column == 0) fprintf(f, "%s%*s", t->cells[i], last ? 0 : pad, "");
+        else fprintf(f, "  %*s%s", pad, "", t->cells[i]);
+        if (last) fputc('\n', f);
+    }
+}
+
+void text_table_free(text_table *t)
+{
+    if (!t) return;
+    for (size_t i = 0; i < t->n_cells; i++) free(t->cells[i]);
+    free(t->cells);
+    free(t);
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+void text_progress_at(text_progress *p, double share, const char *detail)
+{
+    uint64_t now = now_ns();
+    if (!isatty(STDERR_FILENO) || (p->drawn && now - p->last_ns < 100000000u && share < 1)) return;
+    p->last_ns = now;
+    p->drawn = true;
+    char bar[31];
+    for (int i = 0; i < 30; i++) bar[i] = i < (int)(share * 30) ? '#' : '.';
+    bar[30] = '\0';
+    fprintf(stderr, "\r%-18s [%s] %3.0f %%  %s\033[K", p->label, bar, share * 100, detail ? detail : "");
+    fflush(stderr);
+}
+
+void text_progress_end(text_progress *p)
+{
+    if (p->drawn) fputs("\r\033[K", stderr);
+    p->drawn = false;
+}
