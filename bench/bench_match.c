@@ -1,8 +1,8 @@
 /* bench_match.c: how long the match of a long prompt takes in a large token tree, and what the tree costs in memory.
  *
  * The tree is made the way prompts make it: a few shared heads (system prompts, tool lists) that fan out to documents
- * and conversations, which go on turn by turn, and now and then branch. A node has 64 to 500 tokens. A prompt is the path
- * to a node chosen at random and then goes astray, so that most of it is stored. Prompts are made before the clock
+ * and conversations, which go on turn by turn, and now and then branch. A node has 64 to 500 tokens. A prompt is the
+ * path to a node chosen at random and then goes astray, so that most of it is stored. Prompts are made before the clock
  * starts, hundreds at a time, so that what a match reads is mostly not in the processor's nearer caches.
  */
 #include <getopt.h>

@@ -1,5 +1,5 @@
-/* ranked.c: policies that rank entries by a number; the order is a min-heap. Equal ranks go by time of use, oldest first,
- * so that the order is total and what left the heap comes back to the same order. */
+/* ranked.c: policies that rank entries by a number; the order is a min-heap. Equal ranks go by time of use, the oldest
+ * first, so that the order is total and what left the heap comes back to the same place in it. */
 #include "cache/policy.h"
 
 static bool goes_before(const imp_policy *p, uint32_t a, uint32_t b)

@@ -469,7 +469,7 @@ imp_radix_node *imp_radix_get(imp_radix *t, uint64_t id)
     return i == NIL ? NULL : &at(t, i)->pub;
 }
 
-/* How many of the first n tokens are equal. Nearly all nodes of a match are equal as a whole, so memcmp() goes first. */
+/* How many of the first n tokens are equal. Most nodes of a match are equal as a whole, so memcmp() goes first. */
 static size_t n_common(const int32_t *a, const int32_t *b, size_t n)
 {
     if (memcmp(a, b, n * sizeof *a) == 0) return n;

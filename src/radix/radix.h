@@ -38,12 +38,15 @@ typedef struct imp_radix_node {
 int imp_radix_new(imp_radix **out);
 void imp_radix_free(imp_radix *t);
 
-/* Add a node. `node->tokens` is copied; depth and n_children are the tree's to fill in. IMP_E_ARG: the id is 0 or exists,
- * the parent doesn't, no tokens, or a sibling starts with the same token (a derived one too: an exact node that is to
- * replace derived ones is added after their subtree is removed). IMP_E_NOMEM. On failure nothing changed. */
+/* Add a node. `node->tokens` is copied; depth and n_children are the tree's to fill in.
+ * IMP_E_ARG: the id is 0 or exists, the parent doesn't, no tokens, or a sibling starts with the same token (a derived
+ * one too: the owner removes derived subtrees before it adds the exact node that replaces them). IMP_E_FULL,
+ * IMP_E_NOMEM. On failure nothing changed. */
 int imp_radix_add(imp_radix *t, const imp_radix_node *node);
-/* Cut node `id` after `at` tokens (0 < at < n_tokens); the tail becomes node `new_id` with `id` as parent and takes over
- * the children; segment_first, depth, derived, pinned, times and hits follow. */
+/* Cut node `id` after `at` tokens (0 < at < n_tokens); the tail becomes node `new_id` with `id` as parent and takes
+ * over the children. The tail has the node's segment, derived, pinned, times and hits, its own segment_first and depth,
+ * and no leases: an owner whose loads use the tail counts them there too. Both share the tokens' memory.
+ * IMP_E_NOTFOUND, IMP_E_ARG, IMP_E_FULL, IMP_E_NOMEM; on failure nothing changed. */
 int imp_radix_split(imp_radix *t, uint64_t id, uint32_t at, uint64_t new_id);
 /* Remove a leaf. IMP_E_ARG if it has children, IMP_E_NOTFOUND. Needs no memory. */
 int imp_radix_remove(imp_radix *t, uint64_t id);
@@ -61,13 +64,14 @@ typedef struct imp_radix_step {
 size_t imp_radix_match(imp_radix *t, const int32_t *tokens, size_t n_tokens, bool exact_only, imp_radix_step *steps,
                        size_t max_steps, size_t *n_matched);
 
-/* Walk, parents before children; a non-zero return ends it and is returned. */
+/* Walk, parents before children, siblings as they came; a non-zero return ends it and is returned. `fn` may not add,
+ * split or remove. */
 int imp_radix_walk(imp_radix *t, int (*fn)(imp_radix_node *node, void *user), void *user);
 
 /* The leaf to evict next: no children, no leases, not pinned; smallest used_s, then deepest, then smallest id. NULL if
  * there is none. O(log n): leaves are kept in a heap, and imp_radix_touch() reorders. */
 imp_radix_node *imp_radix_victim(imp_radix *t);
-/* Tell the tree that used_s, leases or pinned of `node` changed. */
+/* Tell the tree that used_s, leases or pinned of `node` changed: at once, before another node changes. */
 void imp_radix_touch(imp_radix *t, imp_radix_node *node);
 
 size_t imp_radix_count(const imp_radix *t);

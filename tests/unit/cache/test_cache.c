@@ -21,7 +21,7 @@ enum { N_KEYS = 6000, MAX_VICTIMS = 64 };
 
 typedef struct item {
     bool known, present;
-    uint64_t n_bytes, used, ghosted; /* times of the last use or admission, and of the last use or eviction as a ghost */
+    uint64_t n_bytes, used, ghosted; /* when last used or admitted; when last used or evicted */
     uint32_t n_uses;
     float share;
 } item;
@@ -172,7 +172,8 @@ static void against_twin(imp_cache kind, imp_rng *r, uint64_t capacity, uint64_t
             uint64_t got[MAX_VICTIMS], want[MAX_VICTIMS];
             size_t n_got = 99, n_want = 0;
             size_t most = imp_rng_below(r, 4) ? MAX_VICTIMS : imp_rng_below(r, 4);
-            uint64_t n_bytes = imp_rng_below(r, 60) ? 1 + imp_rng_below(r, n_bytes_most) : imp_rng_below(r, 2) * capacity;
+            uint64_t n_bytes = 1 + imp_rng_below(r, n_bytes_most);
+            if (imp_rng_below(r, 60) == 0) n_bytes = imp_rng_below(r, 2) * capacity;
             if (imp_rng_below(r, 100) == 0) n_bytes = capacity + 1 + imp_rng_below(r, 5);
             bool yes = twin_admit(w, key, n_bytes, most, want, &n_want);
             assert_int_equal(imp_policy_admit(p, key, n_bytes, got, most, &n_got), yes);
