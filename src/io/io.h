@@ -56,13 +56,15 @@ typedef struct imp_io_op {
  * where allowed (else plain, logged once). */
 int imp_io_queue_new(imp_io *io, unsigned depth, size_t arena_bytes, imp_io_queue **out);
 void *imp_io_queue_arena(imp_io_queue *q, size_t *n_bytes);
-int imp_io_queue_grow(imp_io_queue *q, size_t arena_bytes); /* only with nothing in flight; buffers move */
+int imp_io_queue_grow(imp_io_queue *q, size_t arena_bytes); /* only with nothing in flight; buffers move, with what is
+                                                               in them */
 
 void imp_io_submit(imp_io_queue *q, imp_io_op *op); /* never fails: trouble shows in op->status */
 void imp_io_kick(imp_io_queue *q);                  /* pass what was submitted to the device */
 void imp_io_poll(imp_io_queue *q);                  /* take in what is done, without waiting; passes on what waited */
 void imp_io_wait(imp_io_queue *q, imp_io_op *op);   /* until op is done */
-void imp_io_cancel_all(imp_io_queue *q);            /* what hasn't started is dropped, the rest awaited; all are done */
+/* What hasn't started is dropped (status IMP_E_BUSY), the rest awaited; all are done. */
+void imp_io_cancel_all(imp_io_queue *q);
 void imp_io_queue_free(imp_io_queue *q);            /* as cancel_all, then frees */
 
 /* ---- writing a file as a whole */

@@ -1,0 +1,127 @@
+/* io_internal.h: what the files of src/io share.
+ *
+ *   io.c             the directory, files, reads that happen at once, the writer
+ *   limit.c          the token bucket
+ *   queue.c          reads in flight: order, depth, retries; the same for both ways to the device
+ *   queue_uring.c    one way: a ring
+ *   queue_threads.c  the other: pread on threads
+ *   io_fault.c       the faults of tests
+ */
+#ifndef IMP_IO_IO_INTERNAL_H
+#define IMP_IO_IO_INTERNAL_H
+
+#include <stdatomic.h>
+
+#include "io/io.h"
+#include "io/io_fault.h"
+
+/* ---- rate limit */
+
+/* A bucket of tokens as a schedule: `due_ns` is when the device would be done with everything handed out so far. */
+typedef struct imp_io_limit {
+    uint64_t bytes_per_s; /* 0: no limit */
+    uint64_t burst_ns;    /* how far reads may run ahead of the schedule */
+    atomic_uint_fast64_t due_ns;
+    atomic_uint_fast64_t bytes; /* handed out */
+} imp_io_limit;
+
+void imp_io_limit_init(imp_io_limit *l, uint64_t bytes_per_s);
+/* Take tokens for a read of n_bytes. Returns the time (imp_now_ns) from which on it may start; 0: at once. */
+uint64_t imp_io_limit_reserve(imp_io_limit *l, uint64_t now_ns, uint64_t n_bytes);
+void imp_io_sleep_until(uint64_t when_ns);
+
+/* ---- the directory and its files */
+
+typedef enum imp_io_buffers { IMP_IO_PLAIN, IMP_IO_REGISTERED } imp_io_buffers;
+
+/* All but the atomics is set by imp_io_new() and never changes. Relaxed: they are counters and hints, nothing else is
+ * read because of them. */
+struct imp_io {
+    int dir_fd;
+    char *dir;
+    bool uring, direct, readonly, must_uring;
+    uint32_t alignment;
+    imp_io_limit limit;
+    atomic_int buffers; /* imp_io_buffers: of the latest queue; before any, what a trial gave */
+    atomic_bool said_plain, said_no_ring;
+    atomic_uint_fast64_t bytes_read, bytes_written;
+};
+
+struct imp_io_file {
+    imp_io *io;
+    int fd;
+    bool direct;
+    uint64_t bytes; /* when it was opened */
+    char name[];
+};
+
+/* Results of a read beside 0 and errnos: the file ended early; there is more to read. */
+enum { IMP_IO_EOF = -1, IMP_IO_MORE = -2 };
+
+/* A piece is what one system call is asked for: Linux moves 2 GiB less a page at most. Retries in a row that move nothing
+ * end at some point, so that a device which answers EAGAIN for ever is an error and no endless loop. */
+enum { IMP_IO_MAX_PIECE = 1 << 30, IMP_IO_MAX_STALLS = 1000 };
+
+/* Reads that come back in part go on at a multiple of this (of the alignment, with O_DIRECT). */
+enum { IMP_IO_BLOCK = 512 };
+
+/* Set the last error for a failed read and return its status. `err`: an errno or IMP_IO_EOF. */
+int imp_io_read_failed(const imp_io_file *file, uint64_t offset, size_t n_bytes, int err);
+bool imp_io_misaligned(const imp_io_file *file, uint64_t offset, const void *buf, size_t n_bytes);
+/* One piece of a read of n_bytes at `offset` came back with `result` (bytes or a negative errno), `*done` were there
+ * before. 0: all is there. IMP_IO_MORE: go on at `*done`, which keeps to the alignment. Else an errno or IMP_IO_EOF. */
+int imp_io_advance(const imp_io_file *file, uint64_t offset, size_t n_bytes, size_t *done, unsigned *n_stalls,
+                   int64_t result);
+/* Read it all in this thread, waiting for the rate limit first. Returns 0, an errno or IMP_IO_EOF. */
+int imp_io_pread_all(imp_io_file *file, uint64_t offset, void *buf, size_t n_bytes);
+/* One pread with the faults of `v`. Bytes, or a negative errno. */
+int64_t imp_io_pread_once(imp_io_file *file, uint64_t offset, void *buf, size_t n_bytes, imp_io_verdict v);
+/* What a fault leaves of n_bytes: no more than max_bytes, but aligned, and something unless max_bytes is 0. */
+size_t imp_io_shortened(size_t n_bytes, size_t max_bytes, uint32_t alignment);
+
+/* ---- reads in flight */
+
+typedef struct imp_io_fifo {
+    imp_io_op *head, *tail;
+} imp_io_fifo;
+
+void imp_io_fifo_push(imp_io_fifo *list, imp_io_op *op);
+imp_io_op *imp_io_fifo_pop(imp_io_fifo *list);
+
+/* One way to the device. Called only by the thread that uses the queue. */
+typedef struct imp_io_way {
+    int (*open)(imp_io_queue *q);
+    void (*close)(imp_io_queue *q);
+    void (*arena_in)(imp_io_queue *q);  /* q->arena is new */
+    void (*arena_out)(imp_io_queue *q); /* and is about to go */
+    bool (*start)(imp_io_queue *q, imp_io_op *op); /* false: not now */
+    void (*flush)(imp_io_queue *q);                /* what was started goes to the device */
+    /* Flush, then take in what is done, with `wait` at least until something may have changed (a read is in flight). */
+    void (*reap)(imp_io_queue *q, bool wait);
+    void (*drop)(imp_io_queue *q); /* end what was started and can still be stopped, through imp_io_op_dropped() */
+} imp_io_way;
+
+extern const imp_io_way imp_io_way_uring, imp_io_way_threads;
+
+struct imp_io_queue {
+    imp_io *io;
+    const imp_io_way *way;
+    void *state; /* the way's */
+    unsigned depth;
+    unsigned n_in_flight; /* started and not done */
+    unsigned n_stalls;    /* retries in a row that moved nothing */
+    imp_io_fifo waiting;
+    unsigned char *arena;
+    size_t arena_bytes;
+};
+
+/* A way reports the end of a read: 0, an errno or IMP_IO_EOF. */
+void imp_io_op_done(imp_io_queue *q, imp_io_op *op, int err);
+void imp_io_op_dropped(imp_io_queue *q, imp_io_op *op);
+/* Or that it must be started again, ahead of all that waits. */
+void imp_io_op_again(imp_io_queue *q, imp_io_op *op);
+
+/* Is io_uring there? 0, or the errno it is refused with. `*buffers`: whether memory can be registered. */
+int imp_io_uring_try(imp_io_buffers *buffers);
+
+#endif

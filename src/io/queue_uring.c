@@ -1,0 +1,284 @@
+/* queue_uring.c: reads through a ring of the queue's own.
+ *
+ * An op is in one of four places: waiting in the queue, in the submission ring, with the kernel, or done. Its address is
+ * the user data of its entry, so nothing is looked up or allocated on the way. While a read is under way op->status holds
+ * how much of it is there, in blocks of 512 bytes.
+ *
+ * Under a rate limit a read that may not start yet gets a timer entry in front of it, hard-linked (a timer that runs out
+ * counts as failed, and an ordinary link would cancel the read). So the kernel starts it on time while the caller computes.
+ */
+#include <errno.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "io/io_internal.h"
+
+#if defined(IMPRESS_HAVE_URING) && __has_include(<liburing.h>)
+
+#include <liburing.h>
+#include <string.h>
+
+typedef struct ring {
+    struct io_uring uring;
+    bool registered;
+    bool broken;         /* the kernel takes no more: reads are made with pread from then on */
+    unsigned n_refused;  /* calls in a row that it turned down with "try again" */
+    unsigned n_times;
+    struct __kernel_timespec times[]; /* of timers, [depth], used in turn: read by the kernel when it takes the entry, and
+                                         no more than `depth` of them are ever ahead of that */
+} ring;
+
+static int try_opcodes(struct io_uring *uring)
+{
+    struct io_uring_probe *probe = io_uring_get_probe_ring(uring);
+    if (!probe) return ENOSYS;
+    int ok = io_uring_opcode_supported(probe, IORING_OP_READ) &&
+             io_uring_opcode_supported(probe, IORING_OP_READ_FIXED) &&
+             io_uring_opcode_supported(probe, IORING_OP_TIMEOUT);
+    io_uring_free_probe(probe);
+    return ok ? 0 : ENOSYS;
+}
+
+int imp_io_uring_try(imp_io_buffers *buffers)
+{
+    struct io_uring uring;
+    *buffers = IMP_IO_PLAIN;
+    if (imp_io_denied(IMP_IO_DENY_URING)) return EPERM;
+    int rc = io_uring_queue_init(4, &uring, 0);
+    if (rc < 0) return -rc;
+    int err = try_opcodes(&uring);
+    void *page = imp_aligned(4096, 4096);
+    if (err == 0 && page && !imp_io_denied(IMP_IO_DENY_REGISTER)) {
+        struct iovec iov = {.iov_base = page, .iov_len = 4096};
+        if (io_uring_register_buffers(&uring, &iov, 1) == 0) *buffers = IMP_IO_REGISTERED;
+    }
+    io_uring_queue_exit(&uring);
+    imp_free(page);
+    return err;
+}
+
+static int ring_open(imp_io_queue *q)
+{
+    bool timers = q->io->limit.bytes_per_s != 0;
+    unsigned n_times = timers ? q->depth : 0;
+    ring *r = imp_calloc(1, sizeof *r + n_times * sizeof r->times[0]);
+    if (!r) return imp_fail(IMP_E_NOMEM, "no memory for a read queue");
+    int rc = imp_io_denied(IMP_IO_DENY_URING) ? -EPERM : io_uring_queue_init(timers ? 2 * q->depth : q->depth, &r->uring, 0);
+    if (rc < 0) {
+        imp_free(r);
+        return imp_fail_errno(-rc, "can't set up io_uring");
+    }
+    q->state = r;
+    return 0;
+}
+
+static void ring_close(imp_io_queue *q)
+{
+    ring *r = q->state;
+    io_uring_queue_exit(&r->uring);
+    imp_free(r);
+    q->state = NULL;
+}
+
+/* ---- registered buffers: the kernel pins the arena once, instead of its pages with every read */
+
+static void ring_arena_in(imp_io_queue *q)
+{
+    ring *r = q->state;
+    size_t n = (q->arena_bytes + IMP_IO_MAX_PIECE - 1) / IMP_IO_MAX_PIECE; /* no buffer may exceed 1 GiB */
+    if (n == 0) return;
+    int rc = -ENOMEM;
+    struct iovec *iov = imp_calloc(n, sizeof *iov);
+    if (iov) {
+        for (size_t i = 0; i < n; i++) {
+            size_t left = q->arena_bytes - i * IMP_IO_MAX_PIECE;
+            iov[i].iov_base = q->arena + i * IMP_IO_MAX_PIECE;
+            iov[i].iov_len = left < IMP_IO_MAX_PIECE ? left : IMP_IO_MAX_PIECE;
+        }
+        if (!imp_io_denied(IMP_IO_DENY_REGISTER)) rc = io_uring_register_buffers(&r->uring, iov, (unsigned)n);
+        imp_free(iov);
+    }
+    r->registered = rc == 0;
+    atomic_store_explicit(&q->io->buffers, r->registered ? IMP_IO_REGISTERED : IMP_IO_PLAIN, memory_order_relaxed);
+    if (rc < 0 && !atomic_exchange_explicit(&q->io->said_plain, true, memory_order_relaxed)) {
+        imp_log(IMP_LOG_INFO, "%s: read buffers of %zu bytes can't be registered (%s; see `ulimit -l`): plain ones do",
+                q->io->dir, q->arena_bytes, strerror(-rc));
+    }
+}
+
+static void ring_arena_out(imp_io_queue *q)
+{
+    ring *r = q->state;
+    if (r->registered) (void)io_uring_unregister_buffers(&r->uring);
+    r->registered = false;
+}
+
+static void prepare_read(imp_io_queue *q, struct io_uring_sqe *sqe, imp_io_op *op, size_t done, size_t n_bytes)
+{
+    ring *r = q->state;
+    unsigned char *buf = (unsigned char *)op->buf + done;
+    uint64_t offset = op->offset + done;
+    uintptr_t at = (uintptr_t)buf - (uintptr_t)q->arena; /* huge if it lies before the arena */
+    bool inside = at < q->arena_bytes && n_bytes <= q->arena_bytes - at &&
+                  at / IMP_IO_MAX_PIECE == (at + n_bytes - 1) / IMP_IO_MAX_PIECE;
+    if (r->registered && inside) {
+        io_uring_prep_read_fixed(sqe, op->file->fd, buf, (unsigned)n_bytes, offset, (int)(at / IMP_IO_MAX_PIECE));
+    } else {
+        io_uring_prep_read(sqe, op->file->fd, buf, (unsigned)n_bytes, offset);
+    }
+    io_uring_sqe_set_data(sqe, op);
+}
+
+/* A piece of `op` came back. */
+static void piece_done(imp_io_queue *q, imp_io_op *op, int64_t result)
+{
+    size_t done = (size_t)op->status * IMP_IO_BLOCK;
+    int err = imp_io_advance(op->file, op->offset, op->n_bytes, &done, &q->n_stalls, result);
+    if (err == IMP_IO_MORE) {
+        op->status = (int)(done / IMP_IO_BLOCK);
+        imp_io_op_again(q, op);
+    } else {
+        imp_io_op_done(q, op, err);
+    }
+}
+
+/* The submission ring's entries that the kernel hasn't taken never will be: make these reads ourselves. */
+static void give_up_ring(imp_io_queue *q, int err)
+{
+    ring *r = q->state;
+    struct io_uring_sq *sq = &r->uring.sq;
+    r->broken = true;
+    imp_log(IMP_LOG_WARN, "%s: io_uring takes no more reads (%s): going on with pread", q->io->dir, strerror(err));
+    for (unsigned i = io_uring_smp_load_acquire(sq->khead); i != sq->sqe_tail; i++) {
+        imp_io_op *op = io_uring_cqe_get_data(
+            &(struct io_uring_cqe){.user_data = sq->sqes[i & *sq->kring_mask].user_data});
+        if (op) imp_io_op_done(q, op, imp_io_pread_all(op->file, op->offset, op->buf, op->n_bytes));
+    }
+}
+
+/* Pass on what is in the submission ring; with `n_wait` 1 wait for a completion. */
+static void enter(imp_io_queue *q, unsigned n_wait)
+{
+    ring *r = q->state;
+    int rc;
+    if (io_uring_sq_ready(&r->uring) && imp_io_denied(IMP_IO_DENY_ENTER)) {
+        rc = -EIO;
+    } else {
+        rc = n_wait ? io_uring_submit_and_wait(&r->uring, n_wait) : io_uring_submit(&r->uring);
+    }
+    if (rc >= 0) {
+        r->n_refused = 0;
+    } else if ((rc == -EAGAIN || rc == -EBUSY) && ++r->n_refused <= IMP_IO_MAX_STALLS) {
+        imp_io_sleep_until(imp_now_ns() + 100000); /* the kernel is short of memory for requests */
+    } else if (rc != -EINTR) {
+        give_up_ring(q, -rc);
+    }
+}
+
+static bool ring_start(imp_io_queue *q, imp_io_op *op)
+{
+    ring *r = q->state;
+    size_t done = (size_t)op->status * IMP_IO_BLOCK;
+    size_t n_bytes = op->n_bytes - done < IMP_IO_MAX_PIECE ? op->n_bytes - done : IMP_IO_MAX_PIECE;
+
+    if (!r->broken && io_uring_sq_space_left(&r->uring) < 2) {
+        enter(q, 0);
+        if (!r->broken && io_uring_sq_space_left(&r->uring) < 2) return false;
+    }
+    if (r->broken) {
+        imp_io_op_done(q, op, imp_io_pread_all(op->file, op->offset, op->buf, op->n_bytes));
+        return true;
+    }
+
+    imp_io_verdict v = imp_io_verdict_on(IMP_IO_READ, op->file->name, op->offset + done, n_bytes);
+    if (v.err || v.flip_bit >= 0 || v.max_bytes == 0) {
+        piece_done(q, op, imp_io_pread_once(op->file, op->offset + done, (unsigned char *)op->buf + done, n_bytes, v));
+        return true;
+    }
+    n_bytes = imp_io_shortened(n_bytes, v.max_bytes, op->file->direct ? q->io->alignment : 1);
+
+    uint64_t release = done ? 0 : imp_io_limit_reserve(&q->io->limit, imp_now_ns(), op->n_bytes);
+    if (release) {
+        struct __kernel_timespec *t = &r->times[r->n_times++ % q->depth];
+        t->tv_sec = (int64_t)(release / 1000000000u);
+        t->tv_nsec = (long long)(release % 1000000000u);
+        struct io_uring_sqe *timer = io_uring_get_sqe(&r->uring);
+        io_uring_prep_timeout(timer, t, 0, IORING_TIMEOUT_ABS);
+        io_uring_sqe_set_flags(timer, IOSQE_IO_HARDLINK);
+        io_uring_sqe_set_data(timer, NULL);
+    }
+    prepare_read(q, io_uring_get_sqe(&r->uring), op, done, n_bytes);
+    return true;
+}
+
+static void ring_flush(imp_io_queue *q)
+{
+    ring *r = q->state;
+    if (!r->broken && io_uring_sq_ready(&r->uring)) enter(q, 0);
+}
+
+/* Take in what the kernel has put into the completion ring; no system call. True if there was a read among it. */
+static bool take_in(imp_io_queue *q)
+{
+    ring *r = q->state;
+    struct io_uring_cqe *cqes[32];
+    bool any = false;
+    unsigned n;
+    while ((n = io_uring_peek_batch_cqe(&r->uring, cqes, 32)) > 0) {
+        for (unsigned i = 0; i < n; i++) {
+            imp_io_op *op = io_uring_cqe_get_data(cqes[i]);
+            if (!op) continue; /* a timer */
+            int result = cqes[i]->res;
+            if (result > 0) atomic_fetch_add_explicit(&q->io->bytes_read, (uint64_t)result, memory_order_relaxed);
+            piece_done(q, op, result);
+            any = true;
+        }
+        io_uring_cq_advance(&r->uring, n);
+    }
+    return any;
+}
+
+static void ring_reap(imp_io_queue *q, bool wait)
+{
+    ring *r = q->state;
+    bool any = take_in(q);
+    if (r->broken) {
+        /* What the kernel had taken before comes in all the same; it just can't be waited for. */
+        if (wait && !any && q->n_in_flight) imp_io_sleep_until(imp_now_ns() + 100000);
+        return;
+    }
+    bool must_wait = wait && !any;
+    if (must_wait || io_uring_sq_ready(&r->uring)) {
+        enter(q, must_wait ? 1 : 0);
+        (void)take_in(q);
+    }
+}
+
+/* What the kernel has can't be stopped for certain; what it hasn't taken yet goes there with the next wait. */
+static void ring_drop(imp_io_queue *q) { (void)q; }
+
+const imp_io_way imp_io_way_uring = {
+    .open = ring_open,
+    .close = ring_close,
+    .arena_in = ring_arena_in,
+    .arena_out = ring_arena_out,
+    .start = ring_start,
+    .flush = ring_flush,
+    .reap = ring_reap,
+    .drop = ring_drop,
+};
+
+#else
+
+int imp_io_uring_try(imp_io_buffers *buffers)
+{
+    *buffers = IMP_IO_PLAIN;
+    return ENOSYS;
+}
+
+/* Never in force: imp_io_new() asks imp_io_uring_try() first. */
+const imp_io_way imp_io_way_uring = {.open = NULL};
+
+#endif
