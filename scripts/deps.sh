@@ -24,11 +24,10 @@ compiles() { # FLAGS, reads a C file
     rm -f "$out"
     return $rc
 }
-cmake_new_enough() {
-    local v
-    v=$(cmake --version | sed -nE '1s/.* ([0-9]+)\.([0-9]+).*/\1 \2/p')
-    set -- $v
-    [ "$1" -gt 3 ] || { [ "$1" -eq 3 ] && [ "$2" -ge 25 ]; }
+cmake_new_enough() { # 3.25
+    local major minor
+    read -r major minor < <(cmake --version 2>/dev/null | sed -nE '1s/.* ([0-9]+)\.([0-9]+).*/\1 \2/p') || return 1
+    [ "$major" -gt 3 ] || { [ "$major" -eq 3 ] && [ "$minor" -ge 25 ]; }
 }
 
 need gcc command -v gcc
