@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# A look into a store, flipped bytes, lost catalogues, weights that differ in one byte.
+. "$(dirname "$0")/lib.sh"
+need_model
+words 260 3 >"$tmp/a.txt"
+words 260 4 >"$tmp/b.txt"
+run() { "$IMPRESS" run -m "${model:-$IMPRESS_MODEL}" -f "$tmp/$1.txt" -n 2 --raw --store "$tmp/store" -p 'And so?' --json 2>"$tmp/err" >"$tmp/$1.json" || fail "run $1: $(cat "$tmp/err")"; }
+nodes() { "$IMPRESS" ls "$tmp/store" --json >"$tmp/ls.json" && json "$tmp/ls.json" 'len(d)'; }
+
+run a && run b
+[ "$(nodes)" -ge 2 ] || fail "two prefixes, but $(nodes) nodes"
+json_ok "$tmp/ls.json" 'all(n["kv_bytes"] > 0 and n["n_tokens"] >= 1 and len(n["space"]) == 32 for n in d)'
+"$IMPRESS" ls "$tmp/store" | grep -q '^node ' || fail "ls has no head line"
+"$IMPRESS" stat "$tmp/store" | grep -q '^I/O ' || fail "stat doesn't say how it reads"
+"$IMPRESS" stat "$tmp/store" --json >"$tmp/stat.json" || fail "stat --json"
+du=$(du -s --block-size=1 "$tmp/store" | cut -f1)
+json_ok "$tmp/stat.json" "abs(d['disk_bytes'] - $du) <= 65536"
+[ "$("$IMPRESS" verify "$tmp/store")" = clean ] || fail "a fresh store isn't clean"
+"$IMPRESS" verify "$tmp/store" --json >"$tmp/v.json" && json_ok "$tmp/v.json" 'd["clean"] and d["findings"] == []'
+
+# rm takes what is below too; the rest still hits.
+first=$(json "$tmp/ls.json" '[n["node"] for n in d if n["parent"] == 0][0]')
+"$IMPRESS" pin "$tmp/store" "$first" || fail "pin"
+nodes >/dev/null && json_ok "$tmp/ls.json" "[n['pinned'] for n in d if n['node'] == $first] == [True]"
+"$IMPRESS" rm "$tmp/store" "$first" || fail "rm"
+run a && run b
+a=$(json "$tmp/a.json" 'd["matched_tokens"]')
+b=$(json "$tmp/b.json" 'd["matched_tokens"]')
+{ [ "$a" -eq 0 ] && [ "$b" -gt 0 ]; } || { [ "$b" -eq 0 ] && [ "$a" -gt 0 ]; } || fail "after rm of one prefix: matched $a and $b"
+
+# One flipped byte anywhere in a segment, padding included, is found; the answer stays what it was.
+answer=$(json "$tmp/a.json" 'd["answer"]')
+cp -a "$tmp/store" "$tmp/good"
+for i in 1 2 3 4 5 6; do
+    rm -rf "$tmp/store" && cp -a "$tmp/good" "$tmp/store"
+    python3 - "$tmp/store/segments" "$i" <<'PY'
+import os, random, sys
+r = random.Random(int(sys.argv[2]))
+name = r.choice(sorted(os.listdir(sys.argv[1])))
+with open(os.path.join(sys.argv[1], name), "r+b") as f:
+    at = r.randrange(os.fstat(f.fileno()).st_size)
+    f.seek(at)
+    byte = f.read(1)[0]
+    f.seek(at)
+    f.write(bytes([byte ^ (1 << r.randrange(8))]))
+PY
+    "$IMPRESS" verify "$tmp/store" >"$tmp/out" 2>&1 && fail "flip $i wasn't found"
+    run a
+    [ "$(json "$tmp/a.json" 'd["answer"]')" = "$answer" ] || fail "flip $i changed the answer"
+    "$IMPRESS" verify "$tmp/store" --repair >/dev/null 2>&1
+    [ "$("$IMPRESS" verify "$tmp/store")" = clean ] || fail "not clean after repair of flip $i"
+done
+
+# A lost or garbled catalogue is made again from the segments.
+rm -rf "$tmp/store" && cp -a "$tmp/good" "$tmp/store"
+had=$(nodes)
+rm "$tmp"/store/catalogue.db*
+[ "$(nodes)" = "$had" ] || fail "a lost catalogue: $(nodes) of $had nodes came back"
+head -c 20000 /dev/urandom >"$tmp/store/catalogue.db"
+run a
+json_ok "$tmp/a.json" 'd["matched_tokens"] > 0'
+[ "$("$IMPRESS" verify "$tmp/store" --rebuild)" = clean ] || fail "not clean after a rebuild"
+
+# Weights that differ in one byte under the same name never share KV.
+cp "$IMPRESS_MODEL" "$tmp/model.gguf"
+model=$tmp/model.gguf
+run a
+json_ok "$tmp/a.json" 'd["matched_tokens"] > 0'
+python3 - "$tmp/model.gguf" <<'PY'
+import os, sys
+with open(sys.argv[1], "r+b") as f:
+    at = os.fstat(f.fileno()).st_size - 4097
+    f.seek(at)
+    byte = f.read(1)[0]
+    f.seek(at)
+    f.write(bytes([byte ^ 1]))
+PY
+run a
+json_ok "$tmp/a.json" 'd["matched_tokens"] == 0'
+
+"$IMPRESS" gc "$tmp/store" --limit 1M >/dev/null || fail "gc"
+"$IMPRESS" stat "$tmp/store" --json >"$tmp/stat.json"
+json_ok "$tmp/stat.json" 'd["disk_bytes"] <= 1 << 20'
+"$IMPRESS" rm "$tmp/store" --all || fail "rm --all"
+[ "$("$IMPRESS" ls "$tmp/store")" = 'the store is empty' ] || fail "rm --all left something"
+finish
