@@ -1,0 +1,42 @@
+/* channel.h: what a load needs besides its lease, kept for the next one: a queue with its buffers, threads and scratch to
+ * score. A store has a few idle ones. They are taken and given back under a lock, at the start and the end of a load;
+ * between, a channel is its load's alone.
+ */
+#ifndef IMP_SESSION_CHANNEL_H
+#define IMP_SESSION_CHANNEL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/pool.h"
+#include "impress/impress.h"
+#include "io/io.h"
+#include "select/select.h"
+#include "tier/host.h"
+
+typedef struct imp_channel imp_channel;
+typedef struct imp_session imp_session;
+
+struct imp_channel {
+    imp_channel *next;       /* idle ones */
+    imp_io_queue *queue;
+    unsigned char *arena;
+    size_t arena_bytes;
+    imp_pool *pool;          /* made with the first scorer */
+    imp_scorer *scorer;
+    size_t max_tokens, max_rows; /* what the scorer is made for */
+    uint32_t max_heads, max_head_dim;
+};
+
+/* The session of a store: idle channels and the host tier. Made at the first call, freed with the store. */
+int imp_session_of(imp_store *store, imp_session **out);
+imp_host *imp_session_host(imp_session *session); /* NULL: there is none */
+
+/* A channel with at least `arena_bytes` of buffers, nothing in flight. */
+int imp_channel_take(imp_session *session, size_t arena_bytes, imp_channel **out);
+void imp_channel_give(imp_session *session, imp_channel *channel);
+
+/* Make sure that channel->scorer can do so much. */
+int imp_channel_scorer(imp_channel *channel, size_t tokens, size_t rows, uint32_t heads, uint32_t head_dim);
+
+#endif

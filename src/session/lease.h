@@ -1,0 +1,19 @@
+/* lease.h: the inside of a lease. */
+#ifndef IMP_SESSION_LEASE_H
+#define IMP_SESSION_LEASE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "impress/impress.h"
+#include "store/store.h"
+
+struct imp_lease {
+    imp_store *store;
+    imp_path path;         /* as the store pinned it; unpinned the same way */
+    size_t n_tokens;       /* of the path: what the lease covers */
+    uint64_t header_bytes; /* read by the match; the first load takes them into its figures */
+    unsigned n_loads;      /* open on it */
+};
+
+#endif

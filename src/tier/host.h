@@ -1,0 +1,45 @@
+/* host.h: chunks in host memory, under a byte budget. What is here needn't be read from disk.
+ *
+ *     get ──► entry, held ──► its bytes stay valid until release, even if it is evicted meanwhile
+ *     put ──► the policy decides; victims leave the table at once, their bytes go with the last holder
+ *
+ * Only bytes whose checksum was verified come in, and they are not checked again. A segment's id is random and its bytes
+ * never change, so that an entry can't become wrong; entries of removed segments fall out like others that nobody uses.
+ *
+ * Thread-safe: one mutex around the table and the policy; copies are made outside it.
+ */
+#ifndef IMP_TIER_HOST_H
+#define IMP_TIER_HOST_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "impress/impress.h"
+
+typedef struct imp_host imp_host;
+typedef struct imp_host_entry imp_host_entry;
+
+typedef struct imp_host_key {
+    uint64_t segment;
+    uint32_t region, layer, chunk;
+} imp_host_key;
+
+/* `kind` isn't IMP_CACHE_NONE, `budget_bytes` isn't 0. */
+int imp_host_new(imp_cache kind, uint64_t budget_bytes, imp_host **out);
+void imp_host_free(imp_host *h); /* nothing may be held; NULL is allowed */
+
+/* The entry of `key`, held, with its length; NULL: not here. */
+imp_host_entry *imp_host_get(imp_host *h, const imp_host_key *key, size_t *n_bytes);
+const void *imp_host_entry_bytes(const imp_host_entry *entry);
+void imp_host_release(imp_host *h, imp_host_entry *entry);
+
+/* Note a use of `key`, present or not; `important_share` as for imp_policy_use(). */
+void imp_host_use(imp_host *h, const imp_host_key *key, float important_share);
+
+/* Offer verified bytes; they are copied if the policy wants them. Want of memory is no error: they aren't kept then. */
+void imp_host_put(imp_host *h, const imp_host_key *key, const void *bytes, size_t n_bytes);
+
+/* Bytes in use now, those of evicted entries that are still held included. */
+uint64_t imp_host_used_bytes(imp_host *h);
+
+#endif
