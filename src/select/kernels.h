@@ -37,7 +37,7 @@ typedef struct imp_kernels {
     void (*column_sums)(const float *block, size_t n_panels, size_t n_tokens, const float *w, float *out);
 
     /* y[i] = e^x[i] for x in [IMP_EXP_LOW, IMP_EXP_HIGH]; 0 below and for NaN; e^IMP_EXP_HIGH above.
-     * Relative error at most 2^-22. */
+     * Relative error at most 2^-23. */
     void (*exp)(const float *x, float *y, size_t n);
 } imp_kernels;
 

@@ -9,7 +9,11 @@
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
 #define INLINE TARGET __attribute__((always_inline)) static inline
 
-INLINE __mmask16 mask_of(size_t n) { return n >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << n) - 1u); }
+INLINE __mmask16 mask_of(size_t n)
+{
+    unsigned lanes = n >= 16 ? 0xffffu : (1u << n) - 1u;
+    return (__mmask16)lanes;
+}
 
 static void widen_f32(const void *src, float *dst, size_t n) { memcpy(dst, src, n * sizeof *dst); }
 

@@ -29,12 +29,17 @@ typedef struct imp_keys {
 
 typedef struct imp_scorer imp_scorer; /* scratch memory, sized once; one thread at a time */
 
+/* Heads of up to 1,024 elements. Takes about 1 KiB per token of `max_tokens` (less for fewer than 256 rows x heads).
+ * `pool` may be NULL and must outlive the scorer. */
 int imp_scorer_new(size_t max_tokens, size_t max_rows, uint32_t max_heads, uint32_t max_head_dim, imp_pool *pool,
                    imp_scorer **out);
 void imp_scorer_free(imp_scorer *s);
 
 /* scores[n_tokens] = sum over rows and heads of softmax over the prefix; the last `max_rows` rows of `query` score.
- * With `per_kv_head` not NULL also [n_kv_heads][n_tokens]. */
+ * With `per_kv_head` not NULL also [n_kv_heads][n_tokens].
+ * Scores are finite whatever the keys hold: a dot product that is no number counts as the lowest. They are the same to
+ * the bit for any number of threads. IMP_E_ARG: no row, heads that don't divide, or more of anything than the scorer
+ * was made for; IMP_E_UNSUPPORTED: a type, or a head size that the type can't have. */
 int imp_score_h2o(imp_scorer *s, const imp_query *query, size_t max_rows, const imp_keys *keys, float *scores,
                   float *per_kv_head);
 
