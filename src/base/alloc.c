@@ -36,6 +36,7 @@ void *imp_malloc(size_t n_bytes) { return must_fail() ? NULL : malloc(at_least_o
 void *imp_calloc(size_t n, size_t n_bytes)
 {
     if (n == 0 || n_bytes == 0) n = n_bytes = 1;
+    if (n > SIZE_MAX / n_bytes) return NULL;
     return must_fail() ? NULL : calloc(n, n_bytes);
 }
 
