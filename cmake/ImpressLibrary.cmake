@@ -96,7 +96,8 @@ function(impress_pkgconfig name)
   install(FILES ${CMAKE_CURRENT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 endfunction()
 
-# The exported CMake package: find_package(impress), targets impress::impress and impress::impress_llama.
+# The exported CMake package: find_package(impress), targets impress::impress and impress::impress_llama;
+# and what goes with the program.
 function(impress_install)
   if(NOT TARGET impress_static)
     return()
@@ -112,12 +113,10 @@ function(impress_install)
   write_basic_package_version_file(${PROJECT_BINARY_DIR}/impress-config-version.cmake COMPATIBILITY SameMinorVersion)
   install(FILES ${PROJECT_BINARY_DIR}/impress-config.cmake ${PROJECT_BINARY_DIR}/impress-config-version.cmake
     DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/impress)
-  foreach(shell bash zsh)
-    file(GLOB completion ${PROJECT_SOURCE_DIR}/completions/*.${shell})
-    if(TARGET impress_cli AND completion AND shell STREQUAL bash)
-      install(FILES ${completion} DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME impress)
-    elseif(TARGET impress_cli AND completion)
-      install(FILES ${completion} DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions RENAME _impress)
-    endif()
-  endforeach()
+  if(TARGET impress_cli)
+    install(FILES ${PROJECT_SOURCE_DIR}/completions/impress.bash
+      DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME impress)
+    install(FILES ${PROJECT_SOURCE_DIR}/completions/_impress DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
+    install(FILES ${PROJECT_SOURCE_DIR}/man/impress.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+  endif()
 endfunction()
