@@ -187,8 +187,8 @@ void imp_io_wait(imp_io_queue *q, imp_io_op *op)
     while (!op->done) {
         pass_on(q);
         if (op->done) break; /* it failed before it reached the device */
-        assert(q->n_in_flight > 0);
-        q->way->reap(q, true);
+        assert(q->n_in_flight || q->waiting.head); /* else it was never submitted here */
+        q->way->reap(q, q->n_in_flight > 0);
     }
     /* Places that came free are used now, not at the next call: the caller may compute for long. */
     if (q->waiting.head) imp_io_kick(q);

@@ -183,9 +183,10 @@ static bool ring_start(imp_io_queue *q, imp_io_op *op)
     size_t done = (size_t)op->status * IMP_IO_BLOCK;
     size_t n_bytes = op->n_bytes - done < IMP_IO_MAX_PIECE ? op->n_bytes - done : IMP_IO_MAX_PIECE;
 
-    if (!r->broken && io_uring_sq_space_left(&r->uring) < 2) {
+    unsigned n_entries = q->io->limit.bytes_per_s ? 2 : 1;
+    if (!r->broken && io_uring_sq_space_left(&r->uring) < n_entries) {
         enter(q, 0);
-        if (!r->broken && io_uring_sq_space_left(&r->uring) < 2) return false;
+        if (!r->broken && io_uring_sq_space_left(&r->uring) < n_entries) return false;
     }
     if (r->broken) {
         imp_io_op_done(q, op, imp_io_pread_all(op->file, op->offset, op->buf, op->n_bytes));

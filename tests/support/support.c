@@ -125,7 +125,7 @@ int imp_test_make_file(const char *path, uint64_t n_bytes, uint64_t seed_of_file
 }
 
 static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the two below */
-static const char *log_part;
+static char log_part[256];
 static unsigned log_count;
 
 static void count_line(imp_log_level level, const char *line, void *user)
@@ -140,7 +140,7 @@ static void count_line(imp_log_level level, const char *line, void *user)
 void imp_test_count_log(const char *part)
 {
     pthread_mutex_lock(&log_lock);
-    log_part = part;
+    snprintf(log_part, sizeof log_part, "%s", part);
     log_count = 0;
     pthread_mutex_unlock(&log_lock);
     imp_log_set(count_line, NULL, IMP_LOG_DEBUG);
