@@ -66,7 +66,7 @@ int imp_cat_begin(imp_cat *c);
 int imp_cat_commit(imp_cat *c);
 void imp_cat_rollback(imp_cat *c);
 
-/* Inside a change. */
+/* Inside a change. Removing what isn't there is IMP_E_NOTFOUND and leaves the change as it was. */
 int imp_cat_put_space(imp_cat *c, const imp_cat_space *space);
 int imp_cat_put_segment(imp_cat *c, const imp_cat_segment *segment);
 int imp_cat_remove_segment(imp_cat *c, uint64_t id);
@@ -92,13 +92,14 @@ typedef struct imp_cat_reader {
  * IMP_E_STALE as imp_cat_begin(). */
 int imp_cat_changed(imp_cat *c, bool *changed);
 /* Rows changed since generation `since`, one's own too (0: all, whole scan checked against the meta row): removals first,
- * then spaces, segments, nodes by rising depth. `*generation` becomes the present one. May be called inside a change.
+ * then spaces, segments, nodes by rising depth. `*generation` becomes the present one. May be called inside a change, best
+ * before one's own puts.
  * What changed is kept for the last IMP_CAT_LOG_KEEP changes at least; if `since` is older (or not of this catalogue),
  * a whole scan is made instead, which `reset` announces (IMP_E_STALE if it is NULL). After a failure (IMP_E_CORRUPT,
  * say) what the reader was given is worth nothing. */
 int imp_cat_read(imp_cat *c, uint64_t since, const imp_cat_reader *reader, uint64_t *generation);
-/* The generation as of the last imp_cat_read(), imp_cat_begin() or imp_cat_commit(). A process that has read everything
- * inside a change and then made its own changes can go on from here without being told of those. */
+/* The generation up to which imp_cat_read() has told everything or this connection has made the changes itself: a process
+ * that reads inside a change, then makes its own changes and commits, goes on from here and isn't told of those. */
 uint64_t imp_cat_generation(const imp_cat *c);
 
 #define IMP_CAT_LOG_KEEP 16384u
@@ -122,7 +123,7 @@ int imp_cat_put_fingerprint(imp_cat *c, const imp_cat_file *file, imp_hash128 ha
 /* SQLite's own check, a whole scan, and whether nodes, parents and segments fit together: calls `fn` with a line for each
  * thing that is wrong. 0 if the check could be made, whatever it found. */
 int imp_cat_check(imp_cat *c, void (*fn)(const char *what, void *user), void *user);
-/* Give free pages and the log back to the file system. Not inside a change. */
+/* Give free pages and the write-ahead log back to the file system. Not inside a change. */
 int imp_cat_compact(imp_cat *c);
 
 /* Remove the files of a catalogue (db, wal, shm). Missing ones are no failure. */

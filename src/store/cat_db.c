@@ -1,0 +1,450 @@
+/* cat_db.c: see cat_db.h.
+ *
+ * Never open or close the database file other than through SQLite: POSIX drops all of a process's locks on a file when
+ * the process closes any descriptor of it, also those of another connection to the same file.
+ */
+#include "store/cat_db.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/status.h"
+
+enum {
+    BUSY_MS = 5000,
+    MAX_ROW_BYTES = 8 << 20, /* the longest row has 1,048,576 tokens of 4 bytes: more is damage */
+    WAL_KEEP_BYTES = 4 << 20,
+};
+
+struct cat_db {
+    sqlite3 *db;
+    const cat_schema *schema;
+    sqlite3_stmt **stmts; /* [schema->n_sql], NULL until first used */
+    sqlite3_stmt *data_version;
+    int busy_ms;
+};
+
+/* ---- codes */
+
+static int status_of(cat_db *d, int code)
+{
+    int err = d->db ? sqlite3_system_errno(d->db) : 0;
+    switch (code) {
+    case SQLITE_IOERR_NOMEM: return IMP_E_NOMEM;
+    case SQLITE_IOERR_SHORT_READ:
+    case SQLITE_IOERR_CORRUPTFS: return IMP_E_CORRUPT;
+    case SQLITE_READONLY_DBMOVED: return IMP_E_STALE;
+    default: break;
+    }
+    switch (code & 0xff) {
+    case SQLITE_NOMEM: return IMP_E_NOMEM;
+    case SQLITE_BUSY:
+    case SQLITE_LOCKED: return IMP_E_BUSY;
+    case SQLITE_FULL: return IMP_E_FULL;
+    case SQLITE_READONLY:
+    case SQLITE_PERM:
+    case SQLITE_AUTH: return IMP_E_PERM;
+    case SQLITE_CANTOPEN:
+    case SQLITE_IOERR:
+        if (err == ENOSPC || err == EDQUOT) return IMP_E_FULL;
+        if (err == EACCES || err == EPERM || err == EROFS || err == ELOOP) return IMP_E_PERM;
+        return IMP_E_IO;
+    default:
+        /* CORRUPT and NOTADB; and ERROR, CONSTRAINT, TOOBIG, ...: our statements are right, so the database is wrong. */
+        return IMP_E_CORRUPT;
+    }
+}
+
+static int db_fail(cat_db *d, int code)
+{
+    return imp_fail(status_of(d, code), "catalogue: %s", d->db ? sqlite3_errmsg(d->db) : sqlite3_errstr(code));
+}
+
+/* ---- statements */
+
+static int exec(cat_db *d, const char *sql)
+{
+    int code = sqlite3_exec(d->db, sql, NULL, NULL, NULL);
+    return code == SQLITE_OK ? 0 : db_fail(d, code);
+}
+
+int cat_db_query(cat_db *d, const char *sql, int (*fn)(sqlite3_stmt *row, void *user), void *user)
+{
+    sqlite3_stmt *s = NULL;
+    int rc = 0, code = sqlite3_prepare_v2(d->db, sql, -1, &s, NULL);
+    if (code != SQLITE_OK) {
+        rc = db_fail(d, code);
+        goto out;
+    }
+    while ((rc = cat_db_step(d, s)) > 0) {
+        rc = fn(s, user);
+        if (rc != 0) goto out;
+    }
+out:
+    sqlite3_finalize(s);
+    return rc;
+}
+
+int cat_db_stmt(cat_db *d, size_t i, sqlite3_stmt **out)
+{
+    if (!d->stmts[i]) {
+        int code = sqlite3_prepare_v3(d->db, d->schema->sql[i], -1, SQLITE_PREPARE_PERSISTENT, &d->stmts[i], NULL);
+        if (code != SQLITE_OK) {
+            *out = NULL;
+            return db_fail(d, code);
+        }
+    }
+    *out = d->stmts[i];
+    return 0;
+}
+
+void cat_db_done(sqlite3_stmt *s)
+{
+    if (!s) return;
+    sqlite3_reset(s);
+    sqlite3_clear_bindings(s); /* they may point into the caller's memory */
+}
+
+int cat_db_step(cat_db *d, sqlite3_stmt *s)
+{
+    int code = sqlite3_step(s);
+    if (code == SQLITE_ROW) return 1;
+    return code == SQLITE_DONE ? 0 : db_fail(d, code);
+}
+
+int cat_db_run(cat_db *d, sqlite3_stmt *s)
+{
+    int rc = cat_db_step(d, s);
+    cat_db_done(s);
+    if (rc > 0) rc = imp_fail(IMP_E_CORRUPT, "catalogue: a row where none was expected");
+    return rc;
+}
+
+/* ---- transactions */
+
+int cat_db_begin(cat_db *d) { return exec(d, "BEGIN IMMEDIATE"); }
+
+int cat_db_begin_read(cat_db *d) { return exec(d, "BEGIN"); }
+
+int cat_db_commit(cat_db *d)
+{
+    int rc = exec(d, "COMMIT");
+    if (rc < 0) cat_db_rollback(d);
+    return rc;
+}
+
+void cat_db_rollback(cat_db *d)
+{
+    /* Some failures have rolled back already. */
+    if (!sqlite3_get_autocommit(d->db)) sqlite3_exec(d->db, "ROLLBACK", NULL, NULL, NULL);
+}
+
+/* ---- what SQLite says about the file */
+
+static int take_int(sqlite3_stmt *row, void *user)
+{
+    *(int64_t *)user = sqlite3_column_int64(row, 0);
+    return 0;
+}
+
+bool cat_db_moved(cat_db *d)
+{
+    int moved = 0;
+    return sqlite3_file_control(d->db, "main", SQLITE_FCNTL_HAS_MOVED, &moved) == SQLITE_OK && moved;
+}
+
+int cat_db_data_version(cat_db *d, int64_t *out)
+{
+    if (!d->data_version) {
+        int code = sqlite3_prepare_v3(d->db, "PRAGMA data_version", -1, SQLITE_PREPARE_PERSISTENT, &d->data_version, NULL);
+        if (code != SQLITE_OK) return db_fail(d, code);
+    }
+    int rc = cat_db_step(d, d->data_version);
+    if (rc > 0) *out = sqlite3_column_int64(d->data_version, 0);
+    sqlite3_reset(d->data_version);
+    return rc < 0 ? rc : 0;
+}
+
+void cat_db_busy_ms(cat_db *d, int ms)
+{
+    d->busy_ms = ms;
+    sqlite3_busy_timeout(d->db, ms);
+}
+
+int cat_db_vacuum(cat_db *d)
+{
+    int rc = exec(d, "VACUUM");
+    if (rc == 0) rc = exec(d, "PRAGMA wal_checkpoint(TRUNCATE)");
+    return rc;
+}
+
+struct integrity {
+    void (*fn)(const char *what, void *user);
+    void *user;
+};
+
+static int take_finding(sqlite3_stmt *row, void *user)
+{
+    struct integrity *i = user;
+    const char *what = (const char *)sqlite3_column_text(row, 0);
+    if (what && strcmp(what, "ok") != 0) i->fn(what, i->user);
+    return 0;
+}
+
+int cat_db_integrity(cat_db *d, void (*fn)(const char *what, void *user), void *user)
+{
+    struct integrity i = {fn, user};
+    int rc = cat_db_query(d, "PRAGMA integrity_check(100)", take_finding, &i);
+    if (rc == IMP_E_CORRUPT) {
+        fn(imp_last_error(), user);
+        rc = 0;
+    }
+    return rc;
+}
+
+/* ---- open */
+
+static char *join(const char *a, const char *b)
+{
+    size_t n_a = strlen(a), n_b = strlen(b);
+    char *s = imp_malloc(n_a + n_b + 1);
+    if (!s) return NULL;
+    memcpy(s, a, n_a);
+    memcpy(s + n_a, b, n_b + 1);
+    return s;
+}
+
+/* The file before SQLite sees it: a regular one, ours, mode 0600 whatever the umask (SQLite gives -wal and -shm the mode
+ * of the database). */
+static int prepare_file(const char *path, bool readonly)
+{
+    struct stat st;
+    if (lstat(path, &st) != 0) {
+        if (errno != ENOENT || readonly) return imp_fail_errno(errno, "%s", path);
+        /* mknod, since a descriptor would have to be closed again, with the effect told at the top. */
+        if (mknod(path, S_IFREG | 0600, 0) != 0 && errno != EEXIST) return imp_fail_errno(errno, "%s", path);
+        if (lstat(path, &st) != 0) return imp_fail_errno(errno, "%s", path);
+    }
+    if (S_ISLNK(st.st_mode)) return imp_fail(IMP_E_PERM, "%s is a symbolic link", path);
+    if (!S_ISREG(st.st_mode)) return imp_fail(IMP_E_PERM, "%s is not a regular file", path);
+    if (!readonly && (st.st_mode & 07777) != 0600 && st.st_uid == geteuid() && chmod(path, 0600) != 0) {
+        return imp_fail_errno(errno, "%s", path);
+    }
+    if (faccessat(AT_FDCWD, path, readonly ? R_OK : R_OK | W_OK, AT_EACCESS) != 0) return imp_fail_errno(errno, "%s", path);
+    return 0;
+}
+
+/* "file:...?immutable=1": read without locks and -shm, for a folder that this user can't write to. */
+static char *immutable_uri(const char *path)
+{
+    static const char hex[] = "0123456789ABCDEF", head[] = "file:", tail[] = "?immutable=1";
+    size_t n = strlen(path);
+    char *uri = imp_malloc(sizeof head + 3 * n + sizeof tail);
+    if (!uri) return NULL;
+    memcpy(uri, head, sizeof head);
+    char *o = uri + sizeof head - 1;
+    for (const char *p = path; *p; p++) {
+        if (*p == '%' || *p == '?' || *p == '#') {
+            *o++ = '%';
+            *o++ = hex[(unsigned char)*p >> 4];
+            *o++ = hex[*p & 15];
+        } else {
+            *o++ = *p;
+        }
+    }
+    memcpy(o, tail, sizeof tail);
+    return uri;
+}
+
+static int connect_to(cat_db *d, const char *name, int flags)
+{
+    int code = sqlite3_open_v2(name, &d->db, flags | SQLITE_OPEN_NOFOLLOW | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_EXRESCODE |
+                               SQLITE_OPEN_PRIVATECACHE, NULL);
+    if (code != SQLITE_OK) return db_fail(d, code);
+    cat_db_busy_ms(d, BUSY_MS);
+    sqlite3_limit(d->db, SQLITE_LIMIT_LENGTH, MAX_ROW_BYTES);
+    sqlite3_db_config(d->db, SQLITE_DBCONFIG_DEFENSIVE, 1, NULL);
+    sqlite3_db_config(d->db, SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0, NULL);
+    /* No mmap: a file that shrinks under it would raise SIGBUS. FULL: what is committed survives a power cut. No
+     * temporary files. */
+    return exec(d, "PRAGMA mmap_size=0; PRAGMA synchronous=FULL; PRAGMA temp_store=MEMORY; PRAGMA cell_size_check=ON;");
+}
+
+/* user_version: the version below, its complement above, so that a damaged one isn't taken for a newer one. */
+static uint32_t version_word(uint16_t version) { return version | (uint32_t)(uint16_t)~version << 16; }
+
+/* 0: ours; 1: empty, nothing written yet; or a code. */
+static int check_version(cat_db *d)
+{
+    int64_t application = 0, word = 0, n_tables = 0;
+    int rc = cat_db_query(d, "PRAGMA application_id", take_int, &application);
+    if (rc == 0) rc = cat_db_query(d, "PRAGMA user_version", take_int, &word);
+    if (rc == 0) rc = cat_db_query(d, "SELECT count(*) FROM sqlite_schema", take_int, &n_tables);
+    if (rc < 0) return rc;
+    if (application == 0 && word == 0 && n_tables == 0) return 1;
+
+    uint16_t version = (uint16_t)word;
+    if (application != d->schema->application_id || (uint32_t)word != version_word(version)) {
+        return imp_fail(IMP_E_CORRUPT, "catalogue: not a catalogue");
+    }
+    if (version != d->schema->version) {
+        return imp_fail(IMP_E_VERSION, "catalogue: format %u, this is for %u", version, d->schema->version);
+    }
+    return 0;
+}
+
+struct schema_rows {
+    const char *const *create;
+    size_t n;
+    bool differs;
+};
+
+static int take_schema_row(sqlite3_stmt *row, void *user)
+{
+    struct schema_rows *s = user;
+    const char *sql = (const char *)sqlite3_column_text(row, 0);
+    if (!s->create[s->n] || !sql || strcmp(sql, s->create[s->n]) != 0) {
+        s->differs = true;
+    } else {
+        s->n++;
+    }
+    return 0;
+}
+
+/* The schema is stored as text in the file like anything else. A changed letter in it could pass for another type. */
+static int check_schema(cat_db *d)
+{
+    struct schema_rows s = {.create = d->schema->create};
+    int rc = cat_db_query(d, "SELECT sql FROM sqlite_schema ORDER BY rowid", take_schema_row, &s);
+    if (rc == 0 && (s.differs || s.create[s.n])) rc = imp_fail(IMP_E_CORRUPT, "catalogue: its tables are not as made");
+    return rc;
+}
+
+static int take_mode(sqlite3_stmt *row, void *user)
+{
+    const char *mode = (const char *)sqlite3_column_text(row, 0);
+    *(bool *)user = mode && strcmp(mode, "wal") == 0;
+    return 0;
+}
+
+static int use_wal(cat_db *d)
+{
+    /* Another process doing the same is no reason to fail, but SQLite doesn't always wait for it here. */
+    uint64_t until = imp_now_ns() + (uint64_t)d->busy_ms * 1000000;
+    bool wal = false;
+    int rc;
+    while ((rc = cat_db_query(d, "PRAGMA journal_mode=WAL", take_mode, &wal)) == IMP_E_BUSY && imp_now_ns() < until) {
+        usleep(5000);
+    }
+    if (rc < 0) return rc;
+    if (sqlite3_db_readonly(d->db, "main") == 1) return imp_fail(IMP_E_CORRUPT, "catalogue: its header says read-only");
+    if (!wal) return imp_fail(IMP_E_IO, "catalogue: this file system has no shared memory for SQLite's WAL");
+    char pragma[64];
+    snprintf(pragma, sizeof pragma, "PRAGMA journal_size_limit=%d", WAL_KEEP_BYTES);
+    return exec(d, pragma);
+}
+
+/* Leaves the transaction open in which the tables were made. */
+static int create_tables(cat_db *d, bool *made)
+{
+    int rc = cat_db_begin(d);
+    if (rc < 0) return rc;
+    rc = check_version(d); /* again, under the lock: another process may have been faster */
+    if (rc <= 0) {
+        cat_db_rollback(d);
+        return rc;
+    }
+    char pragmas[96];
+    snprintf(pragmas, sizeof pragmas, "PRAGMA application_id=%d; PRAGMA user_version=%d", (int)d->schema->application_id,
+             (int)(int32_t)version_word(d->schema->version));
+    rc = exec(d, pragmas);
+    for (size_t i = 0; rc == 0 && d->schema->create[i]; i++) rc = exec(d, d->schema->create[i]);
+    if (rc < 0) cat_db_rollback(d);
+    *made = rc == 0;
+    return rc;
+}
+
+static int open_readonly(cat_db *d, const char *path)
+{
+    struct stat st;
+    char *wal = NULL, *uri = NULL, *folder = NULL;
+    int rc = connect_to(d, path, SQLITE_OPEN_READONLY);
+    if (rc == 0) rc = check_version(d);
+    if (rc != IMP_E_PERM && rc != IMP_E_IO) goto out;
+
+    /* Perhaps only because -shm can't be made here. Without a -wal the file is whole, and can be read as it is. */
+    int first = rc;
+    rc = IMP_E_NOMEM;
+    wal = join(path, "-wal");
+    uri = immutable_uri(path);
+    folder = imp_strdup(path);
+    if (!wal || !uri || !folder) goto out;
+    rc = first;
+    *strrchr(folder, '/') = '\0';
+    bool writable = faccessat(AT_FDCWD, folder[0] ? folder : "/", W_OK, AT_EACCESS) == 0;
+    if (writable || (stat(wal, &st) == 0 && st.st_size > 0)) goto out;
+    sqlite3_close(d->db);
+    d->db = NULL;
+    rc = connect_to(d, uri, SQLITE_OPEN_READONLY | SQLITE_OPEN_URI);
+    if (rc == 0) rc = check_version(d);
+out:
+    if (rc == IMP_E_NOMEM) imp_fail(rc, "catalogue: no memory");
+    if (rc == 1) rc = imp_fail(IMP_E_CORRUPT, "catalogue: it is empty");
+    imp_free(folder);
+    imp_free(uri);
+    imp_free(wal);
+    return rc;
+}
+
+static int open_writable(cat_db *d, const char *path, bool *made)
+{
+    int rc = connect_to(d, path, SQLITE_OPEN_READWRITE);
+    /* The version first: a catalogue of a newer format is left as it is. */
+    if (rc == 0) rc = check_version(d);
+    bool empty = rc == 1;
+    if (rc < 0) return rc;
+    rc = use_wal(d);
+    if (rc == 0 && empty) rc = create_tables(d, made);
+    return rc;
+}
+
+int cat_db_open(const char *path, const cat_schema *schema, unsigned flags, cat_db **out, bool *made)
+{
+    *out = NULL;
+    *made = false;
+    bool readonly = flags & CAT_DB_READONLY;
+    cat_db *d = imp_calloc(1, sizeof *d);
+    if (d) d->stmts = imp_calloc(schema->n_sql, sizeof *d->stmts);
+    int rc = d && d->stmts ? 0 : imp_fail(IMP_E_NOMEM, "catalogue: no memory");
+    if (rc < 0) goto out;
+    d->schema = schema;
+
+    rc = prepare_file(path, readonly);
+    if (rc == 0) rc = readonly ? open_readonly(d, path) : open_writable(d, path, made);
+    if (rc == 0) rc = check_schema(d);
+    if (rc < 0) goto out;
+    *out = d;
+    d = NULL;
+out:
+    if (rc < 0) *made = false;
+    cat_db_close(d);
+    return rc;
+}
+
+void cat_db_close(cat_db *d)
+{
+    if (!d) return;
+    if (d->db) cat_db_rollback(d);
+    sqlite3_finalize(d->data_version);
+    for (size_t i = 0; d->stmts && i < d->schema->n_sql; i++) sqlite3_finalize(d->stmts[i]);
+    sqlite3_close(d->db);
+    imp_free(d->stmts);
+    imp_free(d);
+}

@@ -1,0 +1,53 @@
+/* cat_db.h: the one door to SQLite: opens a database file the careful way, keeps prepared statements, and turns SQLite's
+ * codes into ours. Knows nothing of what the rows mean; that is catalogue.c's. */
+#ifndef IMP_STORE_CAT_DB_H
+#define IMP_STORE_CAT_DB_H
+
+#include <sqlite3.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct cat_db cat_db;
+
+/* What a database must look like. */
+typedef struct cat_schema {
+    int32_t application_id;
+    uint16_t version;
+    const char *const *create; /* the CREATE TABLE statements as SQLite keeps them, NULL-ended, in the order made */
+    const char *const *sql;    /* the statements that cat_db_stmt() prepares */
+    size_t n_sql;
+} cat_schema;
+
+enum { CAT_DB_READONLY = 1 };
+
+/* Open `path`, made if missing (not with CAT_DB_READONLY). `*made`: it has no rows yet and a write transaction is open,
+ * in which the caller adds what belongs into a new database, and which it ends. */
+int cat_db_open(const char *path, const cat_schema *schema, unsigned flags, cat_db **out, bool *made);
+void cat_db_close(cat_db *d);
+
+/* The i-th statement, ready to bind. Reset it with cat_db_done() after use. */
+int cat_db_stmt(cat_db *d, size_t i, sqlite3_stmt **out);
+void cat_db_done(sqlite3_stmt *s);
+/* One step: 1 a row, 0 done, or a code. */
+int cat_db_step(cat_db *d, sqlite3_stmt *s);
+/* Step a statement that gives no rows, and reset it. */
+int cat_db_run(cat_db *d, sqlite3_stmt *s);
+
+int cat_db_begin(cat_db *d);      /* takes the write lock */
+int cat_db_begin_read(cat_db *d); /* all reads until the end see one state */
+int cat_db_commit(cat_db *d);     /* has rolled back if it fails */
+void cat_db_rollback(cat_db *d);
+
+/* Has the file been removed or replaced under us? */
+bool cat_db_moved(cat_db *d);
+/* A number that changes whenever another connection has committed. */
+int cat_db_data_version(cat_db *d, int64_t *out);
+void cat_db_busy_ms(cat_db *d, int ms);
+int cat_db_vacuum(cat_db *d);
+/* SQLite's own check; `fn` is told each thing that is wrong. */
+int cat_db_integrity(cat_db *d, void (*fn)(const char *what, void *user), void *user);
+/* Prepare and run something that isn't among the statements: `fn` gets the first column of each row. */
+int cat_db_query(cat_db *d, const char *sql, int (*fn)(sqlite3_stmt *row, void *user), void *user);
+
+#endif
