@@ -1,0 +1,238 @@
+/* test_plan.c: which chunks are read, against a naive twin that looks at each token. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/alloc.h"
+#include "base/rng.h"
+#include "session/plan.h"
+#include "support/support.h"
+
+enum { MAX_SPANS = 6, MAX_PIECES = 4096 };
+
+typedef struct world {
+    imp_seg segs[MAX_SPANS];
+    imp_span spans[MAX_SPANS];
+    size_t n_spans, n_tokens;
+    uint32_t n_layers;
+} world;
+
+static imp_seg_layout *make_layout(imp_rng *r, uint64_t id, uint32_t n_tokens, uint32_t n_layers)
+{
+    static const int32_t zeros[4096];
+    imp_layer_shape shapes[4];
+    for (uint32_t l = 0; l < n_layers; l++)
+        shapes[l] = (imp_layer_shape){1 + (uint32_t)imp_rng_below(r, 3), 32, 32 * (1 + (uint32_t)imp_rng_below(r, 3))};
+    imp_seg_meta meta = {
+        .segment = id, .space = {1, 2}, .before = {1, 2}, .n_tokens = n_tokens, .n_layers = n_layers,
+        .type_k = IMP_TYPE_F16, .type_v = IMP_TYPE_F16,
+        .rest = imp_rng_below(r, 2) ? IMP_REST_Q8 : IMP_REST_RAW,
+        .chunk_tokens = 16 * (1 + (uint32_t)imp_rng_below(r, 8)), .alignment = imp_rng_below(r, 2) ? 512 : 4096,
+        .layers = shapes, .tokens = zeros,
+    };
+    imp_seg_layout *layout;
+    assert_int_equal(imp_seg_layout_new(&meta, &layout), 0);
+    return layout;
+}
+
+/* Some spans: parts of segments, now and then two parts of one, next to each other or not. */
+static void make_world(imp_rng *r, world *w)
+{
+    *w = (world){.n_layers = 1 + (uint32_t)imp_rng_below(r, 4)};
+    size_t want = 1 + imp_rng_below(r, MAX_SPANS);
+    while (w->n_spans < want) {
+        imp_seg *seg = &w->segs[w->n_spans];
+        imp_span *s = &w->spans[w->n_spans];
+        const imp_span *last = w->n_spans ? s - 1 : NULL;
+        uint32_t last_end = last ? last->segment_first + last->n_tokens : 0;
+        if (last && last_end + 2 < imp_seg_layout_meta(last->seg->layout)->n_tokens && imp_rng_below(r, 3) == 0) {
+            *s = *last;
+            uint32_t n_left = imp_seg_layout_meta(last->seg->layout)->n_tokens - last_end;
+            uint32_t gap = imp_rng_below(r, 2) ? (uint32_t)imp_rng_below(r, n_left - 1) : 0;
+            s->segment_first = last_end + gap;
+            s->n_tokens = 1 + (uint32_t)imp_rng_below(r, n_left - gap);
+        } else {
+            uint32_t n = 2 + (uint32_t)imp_rng_below(r, 700);
+            *seg = (imp_seg){.id = 100 + w->n_spans, .layout = make_layout(r, 100 + w->n_spans, n, w->n_layers)};
+            *s = (imp_span){.seg = seg, .segment_first = (uint32_t)imp_rng_below(r, n)};
+            s->n_tokens = 1 + (uint32_t)imp_rng_below(r, n - s->segment_first);
+        }
+        s->depth = w->n_tokens;
+        w->n_tokens += s->n_tokens;
+        w->n_spans++;
+    }
+}
+
+static void free_world(world *w)
+{
+    for (size_t i = 0; i < MAX_SPANS; i++) imp_seg_layout_free(w->segs[i].layout);
+}
+
+/* The segment and the token in it that token `t` of the prefix is. */
+static const imp_seg *locate(const world *w, size_t t, uint32_t *token)
+{
+    size_t i = 0;
+    while (t >= w->spans[i].n_tokens) t -= w->spans[i++].n_tokens;
+    *token = w->spans[i].segment_first + (uint32_t)t;
+    return w->spans[i].seg;
+}
+
+static void test_pieces(void **state)
+{
+    (void)state;
+    imp_rng r;
+    imp_rng_seed(&r, imp_test_seed());
+    for (int round = 0; round < 300; round++) {
+        world w;
+        make_world(&r, &w);
+        size_t n = 1 + imp_rng_below(&r, w.n_tokens);
+        imp_plan plan;
+        assert_int_equal(imp_plan_new(w.spans, w.n_spans, n, &plan), 0);
+        assert_int_equal(plan.n_tokens, n);
+        assert_true(plan.n_pieces <= MAX_PIECES);
+
+        /* Each token is in exactly one chunk of keys and one of values, at the place the layout says; no chunk is empty. */
+        uint8_t *seen = calloc(n, 1);
+        size_t n_pieces = 0;
+        for (size_t i = 0; i < plan.n_spans; i++) {
+            const imp_plan_span *s = &plan.spans[i];
+            assert_int_equal(s->first_piece, n_pieces);
+            n_pieces += s->n_scales + 2 * s->n_chunks;
+            for (uint32_t c = 0; c < s->n_chunks; c++) {
+                imp_plan_rows rows = imp_plan_chunk_rows(s, c);
+                assert_true(rows.n_tokens > 0);
+                uint32_t chunk_k, chunk_v;
+                assert_int_equal(imp_plan_piece_region(s, s->n_scales + c, &chunk_k), IMP_REGION_K);
+                assert_int_equal(imp_plan_piece_region(s, s->n_scales + s->n_chunks + c, &chunk_v), IMP_REGION_V);
+                assert_int_equal(chunk_k, chunk_v);
+                imp_chunk_place place = imp_seg_chunk(s->seg->layout, IMP_REGION_K, 0, chunk_k);
+                for (uint32_t t = 0; t < rows.n_tokens; t++) {
+                    uint32_t token;
+                    assert_ptr_equal(locate(&w, rows.prefix_first + t, &token), s->seg);
+                    assert_int_equal(token, place.first_token + rows.skip + t);
+                    assert_true(rows.skip + t < place.n_tokens);
+                    assert_int_equal(seen[rows.prefix_first + t]++, 0);
+                }
+            }
+            bool q8 = imp_seg_layout_meta(s->seg->layout)->rest == IMP_REST_Q8;
+            assert_int_equal(s->n_scales, q8);
+            uint32_t chunk;
+            if (q8) assert_int_equal(imp_plan_piece_region(s, 0, &chunk), IMP_REGION_SCALES);
+        }
+        assert_int_equal(n_pieces, plan.n_pieces);
+        for (size_t t = 0; t < n; t++) assert_int_equal(seen[t], 1);
+
+        /* A chunk is listed once, also where two spans meet in it. */
+        for (size_t i = 1; i < plan.n_spans; i++) {
+            const imp_plan_span *a = &plan.spans[i - 1], *b = &plan.spans[i];
+            assert_false(a->seg == b->seg && a->segment_first + a->n_tokens == b->segment_first);
+        }
+        free(seen);
+        imp_plan_clear(&plan);
+        free_world(&w);
+    }
+}
+
+static void test_runs(void **state)
+{
+    (void)state;
+    imp_rng r;
+    imp_rng_seed(&r, imp_test_seed() + 1);
+    for (int round = 0; round < 300; round++) {
+        world w;
+        make_world(&r, &w);
+        imp_plan plan;
+        assert_int_equal(imp_plan_new(w.spans, w.n_spans, w.n_tokens, &plan), 0);
+        imp_piece *pieces = calloc(plan.n_pieces, sizeof *pieces);
+        imp_plan_run *runs = calloc(plan.n_pieces, sizeof *runs);
+        uint32_t layer = (uint32_t)imp_rng_below(&r, w.n_layers);
+        size_t max = imp_rng_below(&r, 4) ? 1 + imp_rng_below(&r, 256 << 10) : SIZE_MAX;
+        uint64_t density = 1 + imp_rng_below(&r, 4);
+        imp_plan_places(&plan, layer, pieces);
+
+        size_t all = 0, values = 0, sum = 0, sum_values = 0;
+        imp_plan_layer_bytes(&plan, layer, &all, &values);
+        for (size_t i = 0; i < plan.n_spans; i++) {
+            const imp_plan_span *s = &plan.spans[i];
+            for (uint32_t at = 0; at < s->n_scales + 2 * s->n_chunks; at++) {
+                uint32_t chunk;
+                imp_region region = imp_plan_piece_region(s, at, &chunk);
+                imp_chunk_place place = imp_seg_chunk(s->seg->layout, region, layer, chunk);
+                assert_int_equal(place.index, pieces[s->first_piece + at].place.index);
+                sum += place.n_bytes;
+                if (region == IMP_REGION_V) sum_values += place.n_bytes;
+            }
+        }
+        assert_int_equal(all, sum);
+        assert_int_equal(values, sum_values);
+
+        for (size_t p = 0; p < plan.n_pieces; p++) pieces[p].wanted = imp_rng_below(&r, density) == 0;
+        size_t n = imp_plan_runs(&plan, pieces, max, 7, runs);
+
+        /* The runs are the wanted pieces in order, cut only where they must be. */
+        size_t p = 0;
+        const imp_plan_run *before = NULL;
+        for (size_t i = 0; i < n; i++) {
+            for (; !pieces[p].wanted; p++) {}
+            const imp_plan_run *run = &runs[i];
+            assert_int_equal(run->first_piece, p);
+            assert_true(run->n_pieces > 0);
+            assert_true(run->n_bytes <= max || run->n_pieces == 1);
+            size_t bytes = 0;
+            for (uint32_t j = 0; j < run->n_pieces; j++, p++) {
+                assert_true(pieces[p].wanted);
+                assert_int_equal(pieces[p].run, 7 + i);
+                assert_int_equal(pieces[p].place.offset, run->offset + bytes);
+                bytes += pieces[p].place.n_bytes;
+            }
+            assert_int_equal(bytes, run->n_bytes);
+            if (before && before->seg == run->seg && before->first_piece + before->n_pieces == run->first_piece &&
+                before->offset + before->n_bytes == run->offset) {
+                bool same_span = false;
+                for (size_t s = 0; s < plan.n_spans; s++) {
+                    uint32_t first = plan.spans[s].first_piece;
+                    uint32_t end = s + 1 < plan.n_spans ? plan.spans[s + 1].first_piece : (uint32_t)plan.n_pieces;
+                    same_span |= before->first_piece >= first && run->first_piece < end && before->first_piece < end &&
+                                 run->first_piece >= first;
+                }
+                if (same_span) assert_true(before->n_bytes + pieces[run->first_piece].place.n_bytes > max);
+            }
+            before = run;
+        }
+        for (; p < plan.n_pieces; p++) assert_false(pieces[p].wanted);
+        free(pieces);
+        free(runs);
+        imp_plan_clear(&plan);
+        free_world(&w);
+    }
+}
+
+static void test_no_memory(void **state)
+{
+    (void)state;
+    imp_rng r;
+    imp_rng_seed(&r, 1);
+    world w;
+    make_world(&r, &w);
+    imp_plan plan;
+    imp_alloc_fail_at(1, 0);
+    assert_int_equal(imp_plan_new(w.spans, w.n_spans, w.n_tokens, &plan), IMP_E_NOMEM);
+    imp_alloc_fail_at(0, 0);
+    imp_plan_clear(&plan);
+    free_world(&w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_runs),
+        cmocka_unit_test(test_no_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
