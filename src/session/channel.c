@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/bytes.h"
+#include "base/log.h"
 #include "base/status.h"
 #include "store/store.h"
 
@@ -16,8 +17,9 @@ enum {
 
 struct imp_session {
     imp_store *store;
-    imp_host *host;
-    pthread_mutex_t mutex; /* guards idle, n_idle */
+    pthread_mutex_t mutex; /* guards all below */
+    imp_tier *tier;
+    bool warned;           /* that requests disagree about the tier's policy */
     imp_channel *idle;
     unsigned n_idle;
 };
@@ -33,6 +35,12 @@ static void channel_free(imp_channel *c)
     imp_free(c);
 }
 
+static void tier_free(imp_tier *t)
+{
+    if (t) imp_host_free(t->host);
+    imp_free(t);
+}
+
 static void session_free(void *object)
 {
     imp_session *s = object;
@@ -41,43 +49,86 @@ static void session_free(void *object)
         next = c->next;
         channel_free(c);
     }
-    imp_host_free(s->host);
+    tier_free(s->tier);
     pthread_mutex_destroy(&s->mutex);
     imp_free(s);
-}
-
-static int session_new(imp_store *store, imp_session **out)
-{
-    const imp_store_opts *opts = imp_store_options(store);
-    imp_session *s = imp_calloc(1, sizeof *s);
-    if (!s) return imp_fail(IMP_E_NOMEM, "no memory for a store's sessions");
-    s->store = store;
-    if (opts->cache != IMP_CACHE_NONE && opts->host_cache_bytes) {
-        int rc = imp_host_new(opts->cache, opts->host_cache_bytes, &s->host);
-        if (rc < 0) {
-            imp_free(s);
-            return rc;
-        }
-    }
-    pthread_mutex_init(&s->mutex, NULL);
-    *out = s;
-    return 0;
 }
 
 int imp_session_of(imp_store *store, imp_session **out)
 {
     int rc = 0;
     pthread_mutex_lock(&making);
-    *out = imp_store_attached(store);
-    if (!*out) {
-        rc = session_new(store, out);
-        if (rc == 0) imp_store_attach(store, *out, session_free);
+    imp_session *s = imp_store_attached(store);
+    if (!s) {
+        s = imp_calloc(1, sizeof *s);
+        if (s) {
+            s->store = store;
+            pthread_mutex_init(&s->mutex, NULL);
+            imp_store_attach(store, s, session_free);
+        } else {
+            rc = imp_fail(IMP_E_NOMEM, "no memory for a store's loads");
+        }
     }
+    *out = s;
     pthread_mutex_unlock(&making);
     return rc;
 }
 
-imp_host *imp_session_host(imp_session *session) { return session->host; }
+static int tier_new(imp_cache policy, uint64_t budget_bytes, imp_tier **out)
+{
+    imp_tier *t = imp_calloc(1, sizeof *t);
+    if (!t) return imp_fail(IMP_E_NOMEM, "host tier: no memory");
+    t->policy = policy;
+    int rc = imp_host_new(policy, budget_bytes, &t->host);
+    if (rc < 0) {
+        imp_free(t);
+        return rc;
+    }
+    *out = t;
+    return 0;
+}
+
+int imp_tier_take(imp_session *session, imp_cache policy, imp_tier **out)
+{
+    uint64_t budget_bytes = imp_store_options(session->store)->host_cache_bytes;
+    *out = NULL;
+    if (policy == IMP_CACHE_NONE || budget_bytes == 0) return 0;
+
+    int rc = 0;
+    bool warn = false;
+    imp_tier *idle = NULL; /* the one before, if nobody uses it */
+    pthread_mutex_lock(&session->mutex);
+    imp_tier *t = session->tier;
+    if (!t || t->policy != policy) rc = tier_new(policy, budget_bytes, &t);
+    if (rc == 0 && t != session->tier) {
+        imp_tier *before = session->tier;
+        session->tier = t;
+        if (before && before->n_users) {
+            before->retired = true;
+        } else {
+            idle = before;
+        }
+        warn = before && !session->warned;
+        session->warned |= warn;
+    }
+    if (rc == 0) {
+        t->n_users++;
+        *out = t;
+    }
+    pthread_mutex_unlock(&session->mutex);
+    tier_free(idle);
+    if (warn) imp_log(IMP_LOG_INFO, "host tier: emptied by a request with another policy");
+    return rc;
+}
+
+void imp_tier_give(imp_session *session, imp_tier *tier)
+{
+    if (!tier) return;
+    pthread_mutex_lock(&session->mutex);
+    bool last = --tier->n_users == 0 && tier->retired;
+    pthread_mutex_unlock(&session->mutex);
+    if (last) tier_free(tier);
+}
 
 int imp_channel_take(imp_session *session, size_t arena_bytes, imp_channel **out)
 {

@@ -5,6 +5,7 @@
 #ifndef IMP_SESSION_CHANNEL_H
 #define IMP_SESSION_CHANNEL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -30,7 +31,19 @@ struct imp_channel {
 
 /* The session of a store: idle channels and the host tier. Made at the first call, freed with the store. */
 int imp_session_of(imp_store *store, imp_session **out);
-imp_host *imp_session_host(imp_session *session); /* NULL: there is none */
+
+/* The host tier, run by `policy`, until it is given back. There is one, with the policy of the last request: one that
+ * asks for another policy starts it afresh, empty, and loads that still use the old one keep that to their end.
+ * `*out` NULL: the store has no memory for one, or `policy` is IMP_CACHE_NONE. */
+typedef struct imp_tier {
+    imp_host *host;
+    imp_cache policy;
+    unsigned n_users;
+    bool retired; /* freed with its last user */
+} imp_tier;
+
+int imp_tier_take(imp_session *session, imp_cache policy, imp_tier **out);
+void imp_tier_give(imp_session *session, imp_tier *tier); /* NULL is allowed */
 
 /* A channel with at least `arena_bytes` of buffers, nothing in flight. */
 int imp_channel_take(imp_session *session, size_t arena_bytes, imp_channel **out);

@@ -58,7 +58,8 @@ struct imp_load {
     imp_store *store;
     imp_session *session;
     imp_channel *channel;
-    imp_host *host; /* NULL: none, or passed by */
+    imp_tier *tier;
+    imp_host *host; /* the tier's; NULL: none, or passed by */
     imp_load_opts opts;
     imp_type type_k, type_v;
     uint32_t n_layers;
@@ -286,7 +287,7 @@ void imp_load_opts_init(imp_load_opts *opts)
     imp_system_preset("as", &opts->switches);
 }
 
-static int check_opts(imp_load_opts *o, const imp_store_opts *store)
+static int check_opts(imp_load_opts *o)
 {
     const imp_switches *s = &o->switches;
     if (!(o->retention > 0 && o->retention <= 1))
@@ -311,11 +312,6 @@ static int check_opts(imp_load_opts *o, const imp_store_opts *store)
     if (s->prefetch != IMP_PREFETCH_NONE && s->prefetch != IMP_PREFETCH_LAYERS)
         return imp_fail(IMP_E_ARG, "unknown prefetch %d", (int)s->prefetch);
     if ((unsigned)s->cache > IMP_CACHE_SCORE) return imp_fail(IMP_E_ARG, "unknown cache policy %d", (int)s->cache);
-    /* There is one host tier; it can't run two policies at once, and to change it between requests would empty it. */
-    if (store->host_cache_bytes && store->cache != IMP_CACHE_NONE && s->cache != IMP_CACHE_NONE &&
-        s->cache != store->cache)
-        return imp_fail(IMP_E_UNSUPPORTED, "cache policy %d: the store's host tier was opened with policy %d",
-                        (int)s->cache, (int)store->cache);
     if (!o->max_query_rows) o->max_query_rows = DEFAULT_QUERY_ROWS;
     return 0;
 }
@@ -415,6 +411,7 @@ static void load_free(imp_load *load)
     imp_free(load->key_runs);
     imp_free(load->wide_keys);
     imp_plan_clear(&load->plan);
+    if (load->tier) imp_tier_give(load->session, load->tier);
     if (load->channel) imp_channel_give(load->session, load->channel);
     imp_free(load);
 }
@@ -425,11 +422,12 @@ int imp_load_begin(imp_lease *lease, const imp_load_opts *opts, imp_load **out)
     if (!lease || !out) return imp_fail(IMP_E_ARG, "imp_load_begin: lease or result missing");
     imp_load_opts o;
     imp_load_opts_init(&o);
+    o.switches.cache = imp_store_options(lease->store)->cache;
     if (opts) {
         if (opts->struct_bytes < sizeof o) return imp_fail(IMP_E_ARG, "imp_load_begin: options weren't initialised");
         o = *opts;
     }
-    int rc = check_opts(&o, imp_store_options(lease->store));
+    int rc = check_opts(&o);
     if (rc < 0) return rc;
 
     imp_load *load = imp_calloc(1, sizeof *load);
@@ -446,7 +444,9 @@ int imp_load_begin(imp_lease *lease, const imp_load_opts *opts, imp_load **out)
 
     rc = imp_session_of(load->store, &load->session);
     if (rc < 0) goto fail;
-    if (o.switches.cache != IMP_CACHE_NONE) load->host = imp_session_host(load->session);
+    rc = imp_tier_take(load->session, o.switches.cache, &load->tier);
+    if (rc < 0) goto fail;
+    if (load->tier) load->host = load->tier->host;
     rc = imp_plan_new(lease->path.spans, lease->path.n_spans, lease->n_tokens, &load->plan);
     if (rc < 0) goto fail;
     load->stage_a_bytes = imp_calloc(load->n_layers, sizeof *load->stage_a_bytes);
