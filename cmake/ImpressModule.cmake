@@ -41,9 +41,10 @@ endmacro()
 # Flags every target of ours gets: C11 + POSIX, warnings, sanitizers.
 function(impress_target name)
   set_target_properties(${name} PROPERTIES
-    C_STANDARD 11 C_STANDARD_REQUIRED ON C_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON C_VISIBILITY_PRESET hidden)
+    C_STANDARD 11 C_STANDARD_REQUIRED ON C_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON)
   target_compile_definitions(${name} PRIVATE _GNU_SOURCE)
-  target_compile_options(${name} PRIVATE ${IMPRESS_WARNINGS} $<$<BOOL:${IMPRESS_WERROR}>:-Werror>)
+  # Nobody replaces our functions at load time: they may be inlined although the code is position-independent.
+  target_compile_options(${name} PRIVATE -fno-semantic-interposition ${IMPRESS_WARNINGS} $<$<BOOL:${IMPRESS_WERROR}>:-Werror>)
   if(IMPRESS_SANITIZE)
     target_compile_options(${name} PRIVATE
       -fsanitize=${IMPRESS_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
