@@ -129,7 +129,12 @@ int cat_db_run(cat_db *d, sqlite3_stmt *s)
 
 /* ---- transactions */
 
-int cat_db_begin(cat_db *d) { return exec(d, "BEGIN IMMEDIATE"); }
+int cat_db_begin(cat_db *d)
+{
+    /* SQLite would begin it, and fail later. */
+    if (sqlite3_db_readonly(d->db, "main") == 1) return imp_fail(IMP_E_PERM, "catalogue: opened to read only");
+    return exec(d, "BEGIN IMMEDIATE");
+}
 
 int cat_db_begin_read(cat_db *d) { return exec(d, "BEGIN"); }
 

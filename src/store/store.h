@@ -24,7 +24,7 @@ typedef struct imp_seg {
 /* A stretch of the matched prefix. */
 typedef struct imp_span {
     imp_seg *seg;
-    uint64_t node;
+    uint64_t node, segment;
     uint32_t segment_first; /* first token, in the segment */
     uint32_t n_tokens;
     uint64_t depth;         /* first token, in the prompt */

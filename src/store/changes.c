@@ -1,0 +1,190 @@
+/* changes.c: having a catalogue, losing it, and changing it. */
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "store/store_internal.h"
+
+static const uint64_t retry_ns = 1000000000u;
+
+static void let_go(imp_store *s)
+{
+    imp_cat_close(s->cat);
+    s->cat = NULL;
+}
+
+static int any_segment(const char *name, uint64_t disk_bytes, void *user)
+{
+    uint64_t id;
+    (void)disk_bytes;
+    (void)user;
+    return imp_seg_name_parse(name, &id) ? 1 : 0;
+}
+
+/* Open what is there and read it. */
+static int open_and_read(imp_store *s)
+{
+    /* A new catalogue beside old segments is a lost one. With the catalogue made first, this can't be a store that
+     * another process is just making. */
+    bool found = imp_dir_has_catalogue(s);
+    int rc = found ? 0 : imp_io_list(s->io, "segments", any_segment, NULL);
+    if (rc == 1) return imp_fail(IMP_E_CORRUPT, "%s: the catalogue is missing", s->dir);
+    if (rc < 0 && rc != IMP_E_NOTFOUND) return rc;
+    rc = imp_cat_open(s->dir, s->opts.flags, &s->cat);
+    if (rc < 0) return rc;
+    s->reload = true;
+    rc = imp_forest_refresh(s);
+    if (rc < 0) let_go(s);
+    return rc;
+}
+
+int imp_catalogue_have(imp_store *s, bool first)
+{
+    if (s->cat) return 0;
+    bool alone = !s->readonly && imp_dir_lock(s, IMP_LOCK_ALONE, false) == 0;
+    int rc = alone ? 0 : imp_dir_lock(s, IMP_LOCK_SHARED, first);
+    if (rc < 0) return rc;
+
+    rc = open_and_read(s);
+    if (rc == IMP_E_CORRUPT && alone) {
+        imp_log(IMP_LOG_WARN, "%s: making the catalogue again from the segments: %s", s->dir, imp_last_error());
+        rc = imp_rebuild(s);
+        if (rc == 0) rc = open_and_read(s);
+    } else if (rc == IMP_E_CORRUPT && !s->readonly) {
+        rc = imp_fail(IMP_E_BUSY, "%s: the catalogue is damaged, and another process has it open", s->dir);
+    }
+    if (rc < 0) {
+        (void)imp_dir_lock(s, IMP_LOCK_NONE, false);
+        return rc;
+    }
+    s->alone = alone && first;
+    if (alone && !first) (void)imp_dir_lock(s, IMP_LOCK_SHARED, false);
+    return 0;
+}
+
+int imp_catalogue_again(imp_store *s)
+{
+    let_go(s);
+    s->renumbered = true;
+    int rc = imp_rebuild(s);
+    return rc == 0 ? open_and_read(s) : rc;
+}
+
+static void forget(imp_store *s)
+{
+    for (size_t i = 0; i < s->forest.segs.n_slots; i++) {
+        const imp_segrow *seg = s->forest.segs.slots[i].value;
+        if (seg) imp_segs_drop(s, seg->id);
+    }
+    imp_forest_free(&s->forest);
+    s->reload = true;
+}
+
+void imp_catalogue_failed(imp_store *s, int rc)
+{
+    if (rc == IMP_E_IO) s->count.io_errors++;
+    if (!s->cat || (rc != IMP_E_CORRUPT && rc != IMP_E_STALE && rc != IMP_E_VERSION)) return;
+    imp_log(IMP_LOG_WARN, "%s: the catalogue can't be used any more: %s", s->dir, imp_last_error());
+    let_go(s);
+    (void)imp_dir_lock(s, IMP_LOCK_NONE, false);
+    s->epoch++; /* whoever makes another one numbers the nodes anew */
+    s->renumbered = true;
+    rc = imp_catalogue_have(s, false);
+    if (rc == 0) return;
+    imp_log(IMP_LOG_WARN, "%s: going on without what is stored: %s", s->dir, imp_last_error());
+    forget(s);
+    s->cat_retry_ns = imp_now_ns() + retry_ns;
+}
+
+int imp_catalogue_refresh(imp_store *s)
+{
+    int rc;
+    if (!s->cat) {
+        if (imp_now_ns() < s->cat_retry_ns) return imp_fail(IMP_E_BUSY, "%s: the catalogue can't be had now", s->dir);
+        rc = imp_catalogue_have(s, false);
+        if (rc < 0) s->cat_retry_ns = imp_now_ns() + retry_ns;
+        return rc;
+    }
+    rc = imp_forest_refresh(s);
+    if (rc < 0) {
+        imp_catalogue_failed(s, rc);
+        if ((rc == IMP_E_CORRUPT || rc == IMP_E_STALE) && s->cat) rc = 0; /* a new one, just read */
+    }
+    return rc;
+}
+
+/* ---- changes */
+
+int imp_change_begin(imp_store *s)
+{
+    pthread_mutex_lock(&s->cat_lock);
+    atomic_store_explicit(&s->changing, true, memory_order_relaxed);
+    int rc = IMP_E_BUSY;
+    for (int tries = 0; tries < 2; tries++) {
+        /* The wait for other processes' changes is inside begin: without `lock`, so that matches go on. */
+        rc = s->cat ? imp_cat_begin(s->cat) : IMP_E_BUSY;
+        bool begun = rc == 0;
+        pthread_mutex_lock(&s->lock);
+        if (begun) rc = imp_forest_refresh(s);
+        if (begun && rc == 0) return 0;
+        if (begun) imp_cat_rollback(s->cat);
+        if (s->cat) {
+            imp_catalogue_failed(s, rc);
+        } else {
+            rc = imp_catalogue_refresh(s);
+        }
+        bool again = s->cat && (rc == 0 || rc == IMP_E_CORRUPT || rc == IMP_E_STALE);
+        if (again && rc == 0) rc = imp_fail(IMP_E_BUSY, "%s: the catalogue is being replaced", s->dir);
+        pthread_mutex_unlock(&s->lock);
+        if (!again) break;
+    }
+    atomic_store_explicit(&s->changing, false, memory_order_relaxed);
+    pthread_mutex_unlock(&s->cat_lock);
+    return rc;
+}
+
+int imp_change_doom(imp_store *s, uint64_t segment)
+{
+    if (s->n_doomed == s->doomed_cap) {
+        size_t cap = s->doomed_cap ? s->doomed_cap * 2 : 16;
+        uint64_t *doomed = imp_realloc_array(s->doomed, cap, sizeof *doomed);
+        if (!doomed) return imp_fail(IMP_E_NOMEM, "no memory to remove a segment");
+        s->doomed = doomed;
+        s->doomed_cap = cap;
+    }
+    s->doomed[s->n_doomed++] = segment;
+    return 0;
+}
+
+int imp_change_end(imp_store *s, int rc)
+{
+    bool edited = rc == 0;
+    pthread_mutex_unlock(&s->lock);
+    if (edited) {
+        rc = imp_cat_commit(s->cat);
+    } else {
+        imp_cat_rollback(s->cat);
+    }
+    pthread_mutex_lock(&s->lock);
+    if (rc == 0) {
+        s->generation = imp_cat_generation(s->cat);
+    } else {
+        s->reload = true; /* the forest has edits that the catalogue hasn't */
+        s->n_doomed = 0;
+        imp_catalogue_failed(s, rc == IMP_E_STALE && !edited ? IMP_E_BUSY : rc);
+    }
+    pthread_mutex_unlock(&s->lock);
+    for (size_t i = 0; i < s->n_doomed; i++) {
+        char name[32];
+        imp_seg_name(s->doomed[i], name);
+        /* What can't be removed is a leftover; the next open takes it. */
+        int failed = imp_io_unlink(s->io, name);
+        if (failed < 0 && failed != IMP_E_NOTFOUND) imp_log(IMP_LOG_WARN, "%s", imp_last_error());
+    }
+    s->n_doomed = 0;
+    atomic_store_explicit(&s->changing, false, memory_order_relaxed);
+    pthread_mutex_unlock(&s->cat_lock);
+    return rc;
+}

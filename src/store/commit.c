@@ -1,0 +1,221 @@
+/* commit.c: rows on their way in, copied out of the engine's memory before their cells can be reused. */
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "store/store_internal.h"
+
+struct imp_commit {
+    imp_store *store;
+    imp_job *job;
+    size_t first_new;
+    unsigned char *have; /* one bit for each layer and token: its rows came */
+    size_t n_missing;
+};
+
+void imp_job_free(imp_job *job)
+{
+    if (!job) return;
+    imp_free(job->layers);
+    imp_free(job->tokens);
+    imp_free(job->rows);
+    imp_free(job->row_at);
+    imp_free(job);
+}
+
+static void give_back(imp_store *s, size_t n_bytes)
+{
+    pthread_mutex_lock(&s->lock);
+    s->backlog -= n_bytes;
+    pthread_mutex_unlock(&s->lock);
+}
+
+void imp_commit_cancel(imp_commit *c)
+{
+    if (!c) return;
+    if (c->job) give_back(c->store, c->job->n_bytes);
+    imp_job_free(c->job);
+    imp_free(c->have);
+    imp_free(c);
+}
+
+/* How much of the prompt is new, and whether it may come now: `*start` = n_tokens if there is nothing to store. Counts it
+ * against the backlog. */
+static int admit(imp_space *sp, const int32_t *tokens, size_t n_tokens, size_t first_new, bool derived, size_t *start)
+{
+    imp_store *s = sp->store;
+    size_t n_steps, known = 0;
+    int rc = 0;
+    *start = n_tokens;
+    imp_lock_fresh(s);
+    if (!s->cat) {
+        rc = imp_fail(IMP_E_BUSY, "%s: the catalogue can't be had now", s->dir);
+        goto out;
+    }
+    imp_tree *tree = imp_forest_tree(&s->forest, sp->id);
+    if (tree) rc = imp_steps(s, tree, tokens, n_tokens, !derived, &n_steps, &known);
+    if (rc < 0) goto out;
+    if (known == n_tokens) {
+        s->count.commits_known++;
+        goto out;
+    }
+    /* What waits in the queue may hold the tokens before. */
+    if (known < first_new && !s->first_job) {
+        rc = imp_fail(IMP_E_BUSY, "%s: the tokens before %zu aren't stored", s->dir, first_new);
+        goto out;
+    }
+    size_t from = known > first_new ? known : first_new, n_new = n_tokens - from;
+    if (n_new < s->opts.min_store_tokens) goto out;
+    /* On disk it is as large as here, or at best a fourth. */
+    uint64_t most = s->opts.limit_bytes * (s->opts.rest == IMP_REST_Q8 ? 4 : 1);
+    if (n_new > SIZE_MAX / sp->token_bytes || n_new * sp->token_bytes > most) {
+        rc = imp_fail(IMP_E_FULL, "%s: %zu tokens are more than the store's limit of %llu bytes", s->dir, n_new,
+                      (unsigned long long)s->opts.limit_bytes);
+    } else if (n_new * sp->token_bytes > s->opts.backlog_bytes) {
+        rc = imp_fail(IMP_E_FULL, "%s: %zu tokens are more than may wait to be written (%llu bytes)", s->dir, n_new,
+                      (unsigned long long)s->opts.backlog_bytes);
+    } else if (n_new * sp->token_bytes > s->opts.backlog_bytes - s->backlog) {
+        rc = imp_fail(IMP_E_BUSY, "%s: %zu bytes wait to be written already", s->dir, s->backlog);
+    } else {
+        *start = from;
+        s->backlog += n_new * sp->token_bytes;
+    }
+out:
+    if (rc < 0) s->count.commits_refused++;
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+static int fill_job(imp_job *job, const imp_space *sp, const int32_t *tokens, size_t n_tokens, size_t start)
+{
+    size_t n_new = n_tokens - start, at = 0;
+    job->space = sp->id;
+    memcpy(job->model_name, sp->model_name, sizeof job->model_name);
+    job->type_k = sp->type_k;
+    job->type_v = sp->type_v;
+    job->n_layers = sp->n_layers;
+    job->n_tokens = n_tokens;
+    job->start = start;
+    job->layers = imp_malloc(sp->n_layers * sizeof *job->layers);
+    job->tokens = imp_malloc(n_tokens * sizeof *job->tokens);
+    job->row_at = imp_malloc(2 * (size_t)sp->n_layers * sizeof *job->row_at);
+    job->rows = imp_malloc(n_new * sp->token_bytes);
+    if (!job->layers || !job->tokens || !job->row_at || !job->rows) {
+        return imp_fail(IMP_E_NOMEM, "no memory to store %zu tokens", n_new);
+    }
+    memcpy(job->layers, sp->layers, sp->n_layers * sizeof *job->layers);
+    memcpy(job->tokens, tokens, n_tokens * sizeof *job->tokens);
+    for (uint32_t i = 0; i < sp->n_layers; i++) {
+        job->row_at[2 * i] = at;
+        at += n_new * imp_job_row_bytes(job, i, IMP_REGION_K);
+        job->row_at[2 * i + 1] = at;
+        at += n_new * imp_job_row_bytes(job, i, IMP_REGION_V);
+    }
+    return 0;
+}
+
+size_t imp_job_row_bytes(const imp_job *job, uint32_t layer, imp_region region)
+{
+    imp_layer_shape l = job->layers[layer];
+    return region == IMP_REGION_K ? imp_type_bytes(job->type_k, (size_t)l.n_kv_heads * l.head_dim_k)
+                                  : imp_type_bytes(job->type_v, (size_t)l.n_kv_heads * l.head_dim_v);
+}
+
+int imp_commit_begin(imp_space *space, const int32_t *tokens, size_t n_tokens, size_t first_new, unsigned flags,
+                     imp_commit **out)
+{
+    imp_store *s = space->store;
+    size_t start;
+    imp_commit *c = NULL;
+    *out = NULL;
+    if ((n_tokens > 0 && !tokens) || first_new > n_tokens || n_tokens > UINT32_MAX || (flags & ~IMP_COMMIT_DERIVED)) {
+        return imp_fail(IMP_E_ARG, "commit: tokens %zu to %zu with flags 0x%x", first_new, n_tokens, flags);
+    }
+    if (s->readonly || n_tokens - first_new < s->opts.min_store_tokens || n_tokens == first_new) return 0;
+    bool derived = flags & IMP_COMMIT_DERIVED;
+    int rc = admit(space, tokens, n_tokens, first_new, derived, &start);
+    if (rc < 0 || start == n_tokens) return rc;
+
+    size_t n_bytes = (n_tokens - start) * space->token_bytes;
+    rc = IMP_E_NOMEM;
+    c = imp_calloc(1, sizeof *c);
+    if (!c) goto out;
+    c->store = s;
+    c->first_new = first_new;
+    c->n_missing = (n_tokens - start) * space->n_layers;
+    c->have = imp_calloc(c->n_missing / 8 + 1, 1);
+    c->job = imp_calloc(1, sizeof *c->job);
+    if (!c->have || !c->job) goto out;
+    c->job->n_bytes = n_bytes;
+    c->job->derived = derived;
+    n_bytes = 0; /* imp_commit_cancel() gives them back now */
+    rc = fill_job(c->job, space, tokens, n_tokens, start);
+    if (rc < 0) goto out;
+    *out = c;
+    c = NULL;
+out:
+    if (rc < 0) {
+        if (rc == IMP_E_NOMEM) imp_fail(rc, "no memory to store %zu tokens", n_tokens - start);
+        imp_commit_cancel(c);
+        pthread_mutex_lock(&s->lock);
+        s->backlog -= n_bytes;
+        s->count.commits_refused++;
+        pthread_mutex_unlock(&s->lock);
+    }
+    return rc;
+}
+
+static void copy_rows(unsigned char *to, const unsigned char *from, size_t stride, size_t row_bytes, size_t n)
+{
+    if (stride == row_bytes) {
+        memcpy(to, from, n * row_bytes);
+        return;
+    }
+    for (size_t i = 0; i < n; i++) memcpy(to + i * row_bytes, from + i * stride, row_bytes);
+}
+
+int imp_commit_rows(imp_commit *c, uint32_t layer, size_t first, size_t count, const void *k, size_t k_stride,
+                    const void *v, size_t v_stride)
+{
+    imp_job *job = c->job;
+    if (layer >= job->n_layers || first < c->first_new || first > job->n_tokens || count > job->n_tokens - first ||
+        (count > 0 && (!k || !v))) {
+        return imp_fail(IMP_E_ARG, "commit: rows %zu to %zu of layer %u aren't part of it", first, first + count, layer);
+    }
+    size_t skip = first < job->start ? job->start - first : 0; /* stored already by somebody else */
+    if (skip >= count) return 0;
+    count -= skip;
+    size_t at = first + skip - job->start, n_new = job->n_tokens - job->start;
+    size_t k_bytes = imp_job_row_bytes(job, layer, IMP_REGION_K), v_bytes = imp_job_row_bytes(job, layer, IMP_REGION_V);
+    copy_rows(job->rows + job->row_at[2 * layer] + at * k_bytes, (const unsigned char *)k + skip * k_stride, k_stride,
+              k_bytes, count);
+    copy_rows(job->rows + job->row_at[2 * layer + 1] + at * v_bytes, (const unsigned char *)v + skip * v_stride, v_stride,
+              v_bytes, count);
+    for (size_t i = layer * n_new + at, end = i + count; i < end; i++) {
+        unsigned char bit = (unsigned char)(1u << i % 8);
+        c->n_missing -= !(c->have[i / 8] & bit);
+        c->have[i / 8] |= bit;
+    }
+    return 0;
+}
+
+int imp_commit_finish(imp_commit *c)
+{
+    imp_store *s = c->store;
+    int rc = 0;
+    if (c->n_missing > 0) {
+        rc = imp_fail(IMP_E_ARG, "commit: %zu rows are missing", c->n_missing);
+    } else {
+        imp_job *job = c->job;
+        c->job = NULL;
+        pthread_mutex_lock(&s->lock);
+        job->number = ++s->n_queued;
+        *(s->last_job ? &s->last_job->next : &s->first_job) = job;
+        s->last_job = job;
+        pthread_cond_signal(&s->work);
+        pthread_mutex_unlock(&s->lock);
+    }
+    imp_commit_cancel(c);
+    return rc;
+}

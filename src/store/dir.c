@@ -1,0 +1,285 @@
+/* dir.c: the directory of a store, and the locks in it.
+ *
+ *     <dir>/catalogue.db        SQLite (with -wal and -shm beside it)
+ *     <dir>/segments/<id>.seg   immutable; <id>.seg.tmp while it is written
+ *     <dir>/live/<instance>     one for each open store, held by flock: a file that can be locked is of a dead process
+ *     <dir>/lock                shared while the catalogue is open, alone to rebuild it
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/status.h"
+#include "store/store_internal.h"
+
+static const char *const catalogue_files[] = {"catalogue.db", "catalogue.db-wal", "catalogue.db-shm"};
+
+enum { N_CATALOGUE_FILES = sizeof catalogue_files / sizeof catalogue_files[0] };
+
+/* ---- finding and making it */
+
+static bool exists(int at, const char *name)
+{
+    struct stat st;
+    return fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
+static bool is_store(const imp_store *s) { return exists(s->dir_fd, "segments") || exists(s->dir_fd, "catalogue.db"); }
+
+static int is_empty(const imp_store *s, bool *empty)
+{
+    int fd = openat(s->dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *d = fd < 0 ? NULL : fdopendir(fd);
+    if (!d) {
+        int err = errno;
+        if (fd >= 0) close(fd);
+        return imp_fail_errno(err, "can't list %s", s->dir);
+    }
+    *empty = true;
+    for (struct dirent *e; *empty && (e = readdir(d)) != NULL;) {
+        *empty = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 || strcmp(e->d_name, "lost+found") == 0;
+    }
+    closedir(d);
+    return 0;
+}
+
+/* A folder of ours: made if it isn't there, and never a link to somewhere else. */
+static int have_folder(const imp_store *s, const char *name)
+{
+    struct stat st;
+    if (mkdirat(s->dir_fd, name, 0700) == 0) {
+        if (fchmodat(s->dir_fd, name, 0700, 0) != 0) return imp_fail_errno(errno, "can't set the mode of %s/%s", s->dir, name);
+        return 0;
+    }
+    if (errno != EEXIST) return imp_fail_errno(errno, "can't make %s/%s", s->dir, name);
+    if (fstatat(s->dir_fd, name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+        return imp_fail_errno(errno, "can't use %s/%s", s->dir, name);
+    }
+    if (!S_ISDIR(st.st_mode)) return imp_fail(IMP_E_IO, "%s/%s is not a directory of its own", s->dir, name);
+    return 0;
+}
+
+static int resolve(imp_store *s, const char *dir, bool *made)
+{
+    struct stat st;
+    if (stat(dir, &st) != 0) {
+        if (errno != ENOENT || (s->opts.flags & (IMP_STORE_MUST_EXIST | IMP_STORE_READONLY))) {
+            int err = errno;
+            (void)imp_fail_errno(err, "can't open store %s", dir);
+            return err == ENOENT ? IMP_E_NOTFOUND : err == EACCES ? IMP_E_PERM : IMP_E_IO;
+        }
+        if (mkdir(dir, 0700) != 0 && errno != EEXIST) {
+            int err = errno, rc = imp_fail_errno(err, "can't make store %s", dir);
+            return rc == IMP_E_NOTFOUND ? IMP_E_IO : rc;
+        }
+        *made = true;
+        if (chmod(dir, 0700) != 0) return imp_fail_errno(errno, "can't set the mode of %s", dir);
+    } else if (!S_ISDIR(st.st_mode)) {
+        return imp_fail(IMP_E_IO, "%s is not a directory", dir);
+    }
+    char *path = realpath(dir, NULL);
+    if (!path) return imp_fail_errno(errno, "can't resolve %s", dir);
+    s->dir = imp_strdup(path);
+    free(path);
+    if (!s->dir) return imp_fail(IMP_E_NOMEM, "no memory to open store %s", dir);
+    s->dir_fd = open(s->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return s->dir_fd < 0 ? imp_fail_errno(errno, "can't open store %s", s->dir) : 0;
+}
+
+int imp_dir_open(imp_store *s, const char *dir, bool *made)
+{
+    struct stat st;
+    *made = false;
+    int rc = resolve(s, dir, made);
+    if (rc < 0) return rc;
+
+    if (!is_store(s)) {
+        bool empty = false;
+        if (s->opts.flags & (IMP_STORE_MUST_EXIST | IMP_STORE_READONLY)) {
+            return imp_fail(IMP_E_NOTFOUND, "%s holds no store", s->dir);
+        }
+        rc = is_empty(s, &empty);
+        if (rc < 0) return rc;
+        /* Else a typing mistake would scatter a store over somebody's files and close them to everybody else. */
+        if (!empty) return imp_fail(IMP_E_ARG, "%s holds other files and no store", s->dir);
+    }
+    if (s->readonly) {
+        s->lock_fd = openat(s->dir_fd, "lock", O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+        if (s->lock_fd < 0 && errno != ENOENT) return imp_fail_errno(errno, "can't open %s/lock", s->dir);
+        return 0;
+    }
+    if (fstat(s->dir_fd, &st) == 0 && (st.st_mode & 0777) != 0700 && st.st_uid == geteuid()) {
+        if (fchmod(s->dir_fd, 0700) != 0) return imp_fail_errno(errno, "can't set the mode of %s", s->dir);
+    }
+    rc = have_folder(s, "segments"); /* first: it marks the directory as a store */
+    if (rc == 0) rc = have_folder(s, "live");
+    if (rc < 0) return rc;
+    s->lock_fd = openat(s->dir_fd, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (s->lock_fd < 0) return imp_fail_errno(errno, "can't open %s/lock", s->dir);
+    if (fstat(s->lock_fd, &st) != 0 || ((st.st_mode & 0777) != 0600 && fchmod(s->lock_fd, 0600) != 0)) {
+        return imp_fail_errno(errno, "can't set the mode of %s/lock", s->dir);
+    }
+    return 0;
+}
+
+static void live_name(uint64_t instance, char out[32])
+{
+    snprintf(out, 32, "live/%016llx", (unsigned long long)instance);
+}
+
+void imp_dir_close(imp_store *s)
+{
+    if (s->live_fd >= 0) {
+        char name[32];
+        live_name(s->instance, name);
+        (void)unlinkat(s->dir_fd, name, 0);
+        close(s->live_fd);
+    }
+    if (s->lock_fd >= 0) close(s->lock_fd);
+    if (s->dir_fd >= 0) close(s->dir_fd);
+    imp_free(s->dir);
+    s->live_fd = s->lock_fd = s->dir_fd = -1;
+    s->dir = NULL;
+}
+
+void imp_dir_unmake(imp_store *s)
+{
+    if (s->dir_fd < 0) return;
+    /* Somebody else may have begun to use it meanwhile. */
+    if (s->lock_fd >= 0 && flock(s->lock_fd, LOCK_EX | LOCK_NB) != 0) return;
+    if (s->live_fd >= 0) {
+        char name[32];
+        live_name(s->instance, name);
+        (void)unlinkat(s->dir_fd, name, 0);
+    }
+    if (unlinkat(s->dir_fd, "live", AT_REMOVEDIR) != 0 && errno != ENOENT) return;
+    if (unlinkat(s->dir_fd, "segments", AT_REMOVEDIR) != 0 && errno != ENOENT) return;
+    for (int i = 0; i < N_CATALOGUE_FILES; i++) (void)unlinkat(s->dir_fd, catalogue_files[i], 0);
+    (void)unlinkat(s->dir_fd, "lock", 0);
+    (void)rmdir(s->dir);
+}
+
+/* ---- locks */
+
+int imp_dir_lock(imp_store *s, int how, bool wait)
+{
+    if (s->lock_fd < 0) return 0;
+    int op = how == IMP_LOCK_ALONE ? LOCK_EX : how == IMP_LOCK_SHARED ? LOCK_SH : LOCK_UN;
+    int got;
+    do got = flock(s->lock_fd, wait ? op : op | LOCK_NB);
+    while (got != 0 && errno == EINTR);
+    if (got == 0) return 0;
+    if (errno == EWOULDBLOCK) return imp_fail(IMP_E_BUSY, "another process has store %s open", s->dir);
+    return imp_fail_errno(errno, "can't lock %s/lock", s->dir);
+}
+
+bool imp_dir_has_catalogue(const imp_store *s) { return exists(s->dir_fd, "catalogue.db"); }
+
+int imp_dir_live_make(imp_store *s)
+{
+    for (int tries = 0; tries < 100; tries++) {
+        char name[32];
+        struct stat st;
+        do s->instance = imp_rng_u64(&s->rng);
+        while (s->instance == 0);
+        live_name(s->instance, name);
+        int fd = openat(s->dir_fd, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+        if (fd < 0 && errno == EEXIST) continue;
+        if (fd < 0) return imp_fail_errno(errno, "can't make %s/%s", s->dir, name);
+        if (fchmod(fd, 0600) != 0 || flock(fd, LOCK_EX) != 0 || fstat(fd, &st) != 0) {
+            int rc = imp_fail_errno(errno, "can't lock %s/%s", s->dir, name);
+            (void)unlinkat(s->dir_fd, name, 0);
+            close(fd);
+            return rc;
+        }
+        /* Another process may have taken it for a dead one's before it was locked. */
+        if (st.st_nlink > 0) {
+            s->live_fd = fd;
+            return 0;
+        }
+        close(fd);
+    }
+    return imp_fail(IMP_E_BUSY, "can't keep a file in %s/live", s->dir);
+}
+
+/* The file of `name` in live/, locked, if nobody else holds it; else -1. */
+static int take_dead(const imp_store *s, const char *name)
+{
+    int fd = openat(s->dir_fd, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) return -1;
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
+    close(fd);
+    return -1;
+}
+
+bool imp_dir_live(const imp_store *s, uint64_t instance)
+{
+    char name[32];
+    if (instance == s->instance) return true;
+    live_name(instance, name);
+    if (!exists(s->dir_fd, name)) return false;
+    int fd = take_dead(s, name);
+    if (fd >= 0) close(fd);
+    return fd < 0 && exists(s->dir_fd, name);
+}
+
+size_t imp_dir_live_sweep(imp_store *s)
+{
+    size_t n = 0;
+    int at = openat(s->dir_fd, "live", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *d = at < 0 ? NULL : fdopendir(at);
+    if (!d) {
+        if (at >= 0) close(at);
+        return 0;
+    }
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
+        char name[5 + NAME_MAX + 1];
+        if (strspn(e->d_name, "0123456789abcdef") != 16 || e->d_name[16] != '\0') continue;
+        snprintf(name, sizeof name, "live/%s", e->d_name);
+        int fd = take_dead(s, name); /* our own is held through another descriptor, so it isn't taken */
+        if (fd < 0) continue;
+        if (unlinkat(s->dir_fd, name, 0) == 0) n++;
+        close(fd);
+    }
+    closedir(d);
+    return n;
+}
+
+/* ---- sizes */
+
+static uint64_t blocks(int at, const char *name)
+{
+    struct stat st;
+    return fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) == 0 ? (uint64_t)st.st_blocks * 512 : 0;
+}
+
+static int sum_bytes(const char *name, uint64_t disk_bytes, void *user)
+{
+    (void)name;
+    *(uint64_t *)user += disk_bytes;
+    return 0;
+}
+
+uint64_t imp_dir_other_bytes(const imp_store *s)
+{
+    uint64_t n = blocks(s->dir_fd, ".") + blocks(s->dir_fd, "lock") + blocks(s->dir_fd, "segments") +
+                 blocks(s->dir_fd, "live");
+    for (int i = 0; i < N_CATALOGUE_FILES; i++) n += blocks(s->dir_fd, catalogue_files[i]);
+    (void)imp_io_list(s->io, "live", sum_bytes, &n);
+    return n;
+}
+
+uint64_t imp_dir_bytes(imp_store *s)
+{
+    uint64_t n = imp_dir_other_bytes(s);
+    (void)imp_io_list(s->io, "segments", sum_bytes, &n);
+    return n;
+}

@@ -1,0 +1,239 @@
+/* inspect.c: what is in a store, and tidying it by hand. */
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "store/store_internal.h"
+
+/* ---- bytes of rows, which only the headers know */
+
+typedef struct ids {
+    uint64_t *id;
+    size_t n;
+} ids;
+
+/* Segments whose header this process hasn't seen yet. With `lock` held. */
+static int unseen(const imp_store *s, ids *out)
+{
+    *out = (ids){0};
+    if (s->forest.segs.n == 0) return 0;
+    out->id = imp_malloc(s->forest.segs.n * sizeof *out->id);
+    if (!out->id) return imp_fail(IMP_E_NOMEM, "no memory to list the segments");
+    for (size_t i = 0; i < s->forest.segs.n_slots; i++) {
+        const imp_segrow *seg = s->forest.segs.slots[i].value;
+        if (seg && seg->kv_bytes == 0) out->id[out->n++] = seg->id;
+    }
+    return 0;
+}
+
+static int see_headers(imp_store *s)
+{
+    ids todo;
+    imp_lock_fresh(s);
+    int rc = unseen(s, &todo);
+    pthread_mutex_unlock(&s->lock);
+    for (size_t i = 0; rc == 0 && i < todo.n; i++) {
+        imp_seg seg;
+        uint64_t n_read = 0;
+        if (imp_seg_file_open(s, todo.id[i], &seg, &n_read) < 0) continue; /* a match or verify will tell */
+        pthread_mutex_lock(&s->lock);
+        imp_segrow *row = imp_forest_seg(&s->forest, todo.id[i]);
+        if (row) row->kv_bytes = imp_seg_kv_bytes(seg.layout);
+        pthread_mutex_unlock(&s->lock);
+        imp_seg_file_close(&seg);
+    }
+    imp_free(todo.id);
+    return rc;
+}
+
+static uint64_t node_bytes(const imp_store *s, const imp_radix_node *n)
+{
+    const imp_segrow *seg = imp_forest_seg(&s->forest, n->segment);
+    return seg ? seg->kv_bytes * n->n_tokens / seg->n_tokens : 0;
+}
+
+/* ---- stats */
+
+typedef struct sums {
+    imp_store *s;
+    imp_stats *out;
+} sums;
+
+static int add_node(imp_radix_node *n, void *user)
+{
+    sums *x = user;
+    x->out->n_tokens += n->n_tokens;
+    x->out->kv_bytes += node_bytes(x->s, n);
+    return 0;
+}
+
+int imp_store_stats(imp_store *s, imp_stats *out)
+{
+    *out = (imp_stats){0};
+    int rc = see_headers(s);
+    if (rc < 0) return rc;
+    uint64_t disk_bytes = imp_dir_bytes(s);
+    imp_lock_fresh(s);
+    *out = s->count;
+    out->disk_bytes = disk_bytes;
+    out->limit_bytes = s->opts.limit_bytes;
+    out->n_segments = s->forest.segs.n;
+    out->memory_bytes = imp_forest_memory(&s->forest);
+    sums x = {s, out};
+    for (size_t i = 0; i < s->forest.n_trees; i++) {
+        size_t n = imp_radix_count(s->forest.trees[i].radix);
+        out->n_nodes += n;
+        out->n_spaces += n > 0;
+        (void)imp_radix_walk(s->forest.trees[i].radix, add_node, &x);
+    }
+    pthread_mutex_unlock(&s->lock);
+    out->bytes_read = imp_io_bytes_read(s->io);
+    out->bytes_written = imp_io_bytes_written(s->io);
+    out->io_mode = imp_io_describe(s->io);
+    return 0;
+}
+
+/* ---- list */
+
+typedef struct entry {
+    imp_node_info info;
+    char model_name[64];
+} entry;
+
+typedef struct listing {
+    imp_store *s;
+    imp_tree *tree;
+    entry *entries;
+    size_t n;
+} listing;
+
+static int add_entry(imp_radix_node *n, void *user)
+{
+    listing *l = user;
+    entry *e = &l->entries[l->n++];
+    e->info = (imp_node_info){
+        .id = n->id,
+        .parent = n->parent,
+        .segment = n->segment,
+        .first_token = n->depth,
+        .n_tokens = n->n_tokens,
+        .kv_bytes = node_bytes(l->s, n),
+        .derived = n->derived,
+        .pinned = n->pinned,
+        .hits = n->hits,
+        .created_s = n->created_s,
+        .used_s = n->used_s,
+    };
+    imp_hash128_hex(l->tree->space, e->info.space);
+    memcpy(e->model_name, l->tree->model_name, sizeof e->model_name);
+    return 0;
+}
+
+int imp_store_list(imp_store *s, int (*fn)(const imp_node_info *node, void *user), void *user)
+{
+    listing l = {.s = s};
+    size_t n = 0;
+    int rc = see_headers(s);
+    if (rc < 0) return rc;
+    /* A copy, so that `fn` may call whatever it likes. */
+    imp_lock_fresh(s);
+    for (size_t i = 0; i < s->forest.n_trees; i++) n += imp_radix_count(s->forest.trees[i].radix);
+    l.entries = imp_malloc(n * sizeof *l.entries);
+    if (!l.entries) rc = imp_fail(IMP_E_NOMEM, "no memory to list %zu nodes", n);
+    for (size_t i = 0; rc == 0 && i < s->forest.n_trees; i++) {
+        l.tree = &s->forest.trees[i];
+        (void)imp_radix_walk(l.tree->radix, add_entry, &l);
+    }
+    pthread_mutex_unlock(&s->lock);
+    for (size_t i = 0; rc == 0 && i < l.n; i++) {
+        l.entries[i].info.model_name = l.entries[i].model_name;
+        rc = fn(&l.entries[i].info, user);
+    }
+    imp_free(l.entries);
+    return rc;
+}
+
+/* ---- by hand */
+
+static int writable(const imp_store *s)
+{
+    return s->readonly ? imp_fail(IMP_E_PERM, "%s is open for reading only", s->dir) : 0;
+}
+
+static int top_of(imp_radix_node *n, void *user)
+{
+    *(uint64_t *)user = n->id;
+    return 1;
+}
+
+static int remove_all(imp_store *s)
+{
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < s->forest.n_trees; i++) {
+        uint64_t id;
+        while (rc == 0 && imp_radix_walk(s->forest.trees[i].radix, top_of, &id) == 1) {
+            rc = imp_edit_remove(s, &s->forest.trees[i], id, NULL);
+        }
+    }
+    return rc;
+}
+
+int imp_store_remove(imp_store *s, uint64_t node)
+{
+    int rc = writable(s);
+    if (rc == 0) rc = imp_change_begin(s);
+    if (rc < 0) return rc;
+    imp_tree *tree;
+    if (node == 0) {
+        rc = remove_all(s);
+    } else if (imp_forest_node(&s->forest, node, &tree)) {
+        rc = imp_edit_remove(s, tree, node, NULL);
+    } else {
+        (void)imp_change_end(s, 0);
+        return imp_fail(IMP_E_NOTFOUND, "%s: no node %llu", s->dir, (unsigned long long)node);
+    }
+    return imp_change_end(s, rc);
+}
+
+int imp_store_pin(imp_store *s, uint64_t node, int pinned)
+{
+    int rc = writable(s);
+    if (rc == 0) rc = imp_change_begin(s);
+    if (rc < 0) return rc;
+    imp_tree *tree;
+    imp_radix_node *n = imp_forest_node(&s->forest, node, &tree);
+    if (!n) {
+        (void)imp_change_end(s, 0);
+        return imp_fail(IMP_E_NOTFOUND, "%s: no node %llu", s->dir, (unsigned long long)node);
+    }
+    return imp_change_end(s, imp_edit_pin(s, tree, n, pinned != 0));
+}
+
+static int trim(imp_store *s, uint64_t *n_evicted)
+{
+    int rc = imp_change_begin(s);
+    if (rc == 0) rc = imp_change_end(s, imp_evict_for(s, 0, 0, n_evicted));
+    return rc == IMP_E_FULL ? 0 : rc; /* everything left is in use or pinned */
+}
+
+int imp_store_gc(imp_store *s, imp_gc_report *report)
+{
+    imp_leftovers left;
+    imp_gc_report r = {0};
+    int rc = writable(s);
+    if (rc < 0) return rc;
+    uint64_t before = imp_dir_bytes(s);
+    rc = imp_recover(s, false, &left);
+    if (rc == 0) rc = trim(s, &r.evicted_nodes);
+    if (rc < 0) return rc;
+    pthread_mutex_lock(&s->cat_lock);
+    rc = s->cat ? imp_cat_compact(s->cat) : 0;
+    pthread_mutex_unlock(&s->cat_lock);
+    uint64_t after = imp_dir_bytes(s);
+    r.removed_files = left.n_files;
+    r.freed_bytes = before > after ? before - after : 0;
+    if (report) *report = r;
+    return rc == IMP_E_BUSY ? 0 : rc; /* not compacted: another process is at it */
+}

@@ -1,0 +1,187 @@
+/* match.c: the longest stored way along a prompt, with its segments open. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "store/store_internal.h"
+
+void imp_lock_fresh(imp_store *s)
+{
+    /* While this process changes the catalogue nobody else does, and the change began with everything read. Its commit
+     * waits for the disk, which a match need not. A wrong guess costs a wait or a miss, never a wrong answer. */
+    bool ask = !atomic_load_explicit(&s->changing, memory_order_relaxed);
+    if (ask) pthread_mutex_lock(&s->cat_lock);
+    pthread_mutex_lock(&s->lock);
+    if (ask) {
+        int rc = imp_catalogue_refresh(s);
+        if (rc < 0) imp_log(IMP_LOG_DEBUG, "%s: not refreshed: %s", s->dir, imp_last_error());
+        pthread_mutex_unlock(&s->cat_lock);
+    }
+}
+
+static void use(imp_store *s, imp_tree *tree, imp_radix_node *n, int64_t now_s)
+{
+    n->leases++;
+    n->hits++;
+    n->used_s = now_s;
+    imp_radix_touch(tree->radix, n);
+    if (s->n_used < IMP_USED_MAX) s->used[s->n_used++] = n->id;
+}
+
+/* Pin the nodes along the tokens. Segments that aren't open stay NULL. */
+static int find_way(imp_store *s, imp_hash128 space, const int32_t *tokens, size_t n_tokens, bool exact_only,
+                    imp_path *out)
+{
+    size_t n_steps = 0;
+    int rc = 0;
+    *out = (imp_path){0};
+    imp_lock_fresh(s);
+    imp_tree *tree = imp_forest_tree(&s->forest, space);
+    if (tree) rc = imp_steps(s, tree, tokens, n_tokens, exact_only, &n_steps, &out->n_tokens);
+    if (rc < 0 || n_steps == 0) goto out;
+    out->spans = imp_calloc(n_steps, sizeof *out->spans);
+    if (!out->spans) {
+        rc = imp_fail(IMP_E_NOMEM, "no memory for a prefix of %zu nodes", n_steps);
+        goto out;
+    }
+    out->n_spans = n_steps;
+    out->epoch = s->epoch;
+    int64_t now_s = imp_wall_s();
+    for (size_t i = 0; i < n_steps; i++) {
+        imp_radix_node *n = s->steps[i].node;
+        out->spans[i] = (imp_span){
+            .seg = imp_segs_get(s, n->segment),
+            .node = n->id,
+            .segment = n->segment,
+            .segment_first = n->segment_first,
+            .n_tokens = s->steps[i].n_matched,
+            .depth = n->depth,
+            .derived = n->derived,
+        };
+        use(s, tree, n, now_s);
+    }
+out:
+    pthread_mutex_unlock(&s->lock);
+    if (rc < 0) *out = (imp_path){0};
+    return rc;
+}
+
+/* S4. `fresh`: the segment was just opened, so that what comes before it is checked too. */
+static int check_span(const imp_span *span, imp_hash128 space, const int32_t *tokens, bool fresh)
+{
+    const imp_seg_meta *m = imp_seg_layout_meta(span->seg->layout);
+    const char *what = NULL;
+    if (!imp_hash128_equal(m->space, space)) {
+        what = "belongs to another space";
+    } else if (m->first_token + span->segment_first != span->depth ||
+               (uint64_t)span->segment_first + span->n_tokens > m->n_tokens ||
+               memcmp(m->tokens + span->segment_first, tokens + span->depth, span->n_tokens * sizeof *tokens) != 0) {
+        what = "its tokens are not those of the catalogue";
+    } else if (m->derived && !span->derived) {
+        what = "is derived, and the catalogue says exact";
+    } else if (fresh && !imp_hash128_equal(imp_prefix_hash(space, tokens, (size_t)m->first_token), m->before)) {
+        what = "follows other tokens than the catalogue says";
+    }
+    return what ? imp_fail(IMP_E_CORRUPT, "%s", what) : 0;
+}
+
+static int open_span(imp_store *s, imp_span *span, imp_hash128 space, const int32_t *tokens, uint64_t *header_bytes)
+{
+    bool fresh = false;
+    if (!span->seg) { /* a span before may have opened it */
+        pthread_mutex_lock(&s->lock);
+        span->seg = imp_segs_get(s, span->segment);
+        pthread_mutex_unlock(&s->lock);
+    }
+    if (!span->seg) {
+        imp_seg seg;
+        int rc = imp_seg_file_open(s, span->segment, &seg, header_bytes);
+        if (rc < 0) return rc;
+        pthread_mutex_lock(&s->lock);
+        imp_segrow *row = imp_forest_seg(&s->forest, span->segment);
+        if (row) row->kv_bytes = imp_seg_kv_bytes(seg.layout);
+        span->seg = imp_segs_adopt(s, &seg);
+        /* Removed meanwhile: this load still may use it, the next one won't find it. */
+        if (span->seg && !row) imp_segs_drop(s, span->segment);
+        pthread_mutex_unlock(&s->lock);
+        if (!span->seg) {
+            imp_seg_file_close(&seg);
+            return imp_fail(IMP_E_NOMEM, "no memory for an open segment");
+        }
+        fresh = true;
+    }
+    return check_span(span, space, tokens, fresh);
+}
+
+/* Give up the spans from `n` on. */
+static void cut(imp_store *s, imp_path *path, size_t n)
+{
+    pthread_mutex_lock(&s->lock);
+    for (size_t i = n; i < path->n_spans; i++) {
+        imp_tree *tree;
+        imp_radix_node *node =
+            path->epoch == s->epoch ? imp_forest_node(&s->forest, path->spans[i].node, &tree) : NULL;
+        if (node && node->leases > 0) {
+            node->leases--;
+            imp_radix_touch(tree->radix, node);
+        }
+        if (path->spans[i].seg) imp_segs_put(s, path->spans[i].seg);
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (n < path->n_spans) path->n_tokens = path->spans[n].depth;
+    path->n_spans = n;
+    if (n == 0) {
+        imp_free(path->spans);
+        *path = (imp_path){0};
+    }
+}
+
+int imp_store_match(imp_store *s, imp_hash128 space, const int32_t *tokens, size_t n_tokens, bool exact_only,
+                    imp_path *out, uint64_t *header_bytes)
+{
+    uint64_t missing = 0;
+    *header_bytes = 0;
+    for (;;) {
+        int rc = find_way(s, space, tokens, n_tokens, exact_only, out);
+        if (rc < 0) return rc;
+        size_t i = 0;
+        while (i < out->n_spans && (rc = open_span(s, &out->spans[i], space, tokens, header_bytes)) == 0) i++;
+        if (i == out->n_spans) return 0;
+
+        uint64_t segment = out->spans[i].segment;
+        char what[256];
+        snprintf(what, sizeof what, "%s", imp_last_error());
+        if (rc == IMP_E_NOTFOUND && missing != segment) {
+            missing = segment; /* evicted by another process just now: the catalogue says so already */
+            cut(s, out, 0);
+            continue;
+        }
+        cut(s, out, i);
+        if (rc == IMP_E_NOTFOUND || rc == IMP_E_CORRUPT) {
+            pthread_mutex_lock(&s->lock);
+            s->count.corrupt_chunks++;
+            pthread_mutex_unlock(&s->lock);
+            imp_drop(s, segment, 0, rc == IMP_E_NOTFOUND ? "the file is missing" : what);
+        } else {
+            /* Not its fault, perhaps: too many open files, a newer format. It stays. */
+            if (rc == IMP_E_IO) imp_store_count_io_error(s, what);
+            imp_log(IMP_LOG_WARN, "%s: segments/%016llx.seg can't be used now: %s", s->dir, (unsigned long long)segment,
+                    what);
+        }
+        return 0;
+    }
+}
+
+void imp_store_unpin(imp_store *s, imp_path *path) { cut(s, path, 0); }
+
+void imp_store_drop_bad(imp_store *s, const imp_seg *seg, imp_region region, uint32_t layer, uint32_t chunk,
+                        const char *what)
+{
+    pthread_mutex_lock(&s->lock);
+    s->count.corrupt_chunks++;
+    pthread_mutex_unlock(&s->lock);
+    imp_drop(s, seg->id, imp_seg_chunk(seg->layout, region, layer, chunk).first_token, what);
+}

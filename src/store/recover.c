@@ -1,0 +1,184 @@
+/* recover.c: what killed processes left behind. */
+#include <string.h>
+#include <time.h>
+
+#include "base/alloc.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "store/store_internal.h"
+
+typedef struct found {
+    char name[256];
+    uint64_t segment; /* 0: another name */
+    uint64_t n_bytes;
+    bool whole; /* .seg, not .seg.tmp */
+} found;
+
+typedef struct listing {
+    found *files;
+    size_t n, cap;
+    bool foreign; /* files of other names too, with segment 0 */
+} listing;
+
+static bool parse(const char *name, uint64_t *segment, bool *whole)
+{
+    char base[64];
+    size_t n = strlen(name);
+    *whole = imp_seg_name_parse(name, segment);
+    if (*whole) return true;
+    *segment = 0;
+    if (n >= sizeof base || n < 4 || strcmp(name + n - 4, ".tmp") != 0) return false;
+    memcpy(base, name, n - 4);
+    base[n - 4] = '\0';
+    return imp_seg_name_parse(base, segment);
+}
+
+static int on_file(const char *name, uint64_t disk_bytes, void *user)
+{
+    listing *l = user;
+    found f = {.n_bytes = disk_bytes};
+    /* A file that isn't of a store's making stays, until verify has named it. */
+    if (!parse(name, &f.segment, &f.whole) && !l->foreign) return 0;
+    strncpy(f.name, name, sizeof f.name - 1);
+    if (l->n == l->cap) {
+        size_t cap = l->cap ? l->cap * 2 : 64;
+        found *files = imp_realloc_array(l->files, cap, sizeof *files);
+        if (!files) return imp_fail(IMP_E_NOMEM, "no memory to list the segments");
+        l->files = files;
+        l->cap = cap;
+    }
+    l->files[l->n++] = f;
+    return 0;
+}
+
+typedef struct reservations {
+    imp_cat_reservation *r;
+    size_t n, cap;
+} reservations;
+
+static int on_reservation(const imp_cat_reservation *r, void *user)
+{
+    reservations *all = user;
+    if (all->n == all->cap) {
+        size_t cap = all->cap ? all->cap * 2 : 16;
+        imp_cat_reservation *p = imp_realloc_array(all->r, cap, sizeof *p);
+        if (!p) return imp_fail(IMP_E_NOMEM, "no memory to list the reservations");
+        all->r = p;
+        all->cap = cap;
+    }
+    all->r[all->n++] = *r;
+    return 0;
+}
+
+static bool reserved(const imp_store *s, const reservations *all, uint64_t segment)
+{
+    for (size_t i = 0; i < all->n; i++) {
+        if (all->r[i].segment == segment && imp_dir_live(s, all->r[i].instance)) return true;
+    }
+    return false;
+}
+
+/* Keep in `l` only the files that are leftovers. S2: the reservations are read before the rows, so that a file on its way
+ * from the one to the other is seen in one of them. */
+static int sift(imp_store *s, listing *l, reservations *all)
+{
+    size_t n = 0;
+    pthread_mutex_lock(&s->cat_lock);
+    pthread_mutex_lock(&s->lock);
+    int rc = s->cat ? imp_cat_reservations(s->cat, on_reservation, all)
+                    : imp_fail(IMP_E_BUSY, "%s: the catalogue can't be had now", s->dir);
+    if (rc == 0) rc = imp_catalogue_refresh(s);
+    for (size_t i = 0; rc == 0 && i < l->n; i++) {
+        const found *f = &l->files[i];
+        if ((f->whole && imp_forest_seg(&s->forest, f->segment)) || reserved(s, all, f->segment)) continue;
+        l->files[n++] = *f;
+    }
+    l->n = n;
+    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_unlock(&s->cat_lock);
+    return rc;
+}
+
+static int unreserve_dead(imp_store *s, const reservations *all)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < all->n; i++) n += !imp_dir_live(s, all->r[i].instance);
+    if (n == 0) return 0;
+    int rc = imp_change_begin(s);
+    if (rc < 0) return rc;
+    for (size_t i = 0; rc == 0 && i < all->n; i++) {
+        if (imp_dir_live(s, all->r[i].instance)) continue;
+        rc = imp_cat_unreserve(s->cat, all->r[i].segment);
+        if (rc == IMP_E_NOTFOUND) rc = 0; /* another process was faster */
+    }
+    return imp_change_end(s, rc);
+}
+
+int imp_recover(imp_store *s, bool keep_orphans, imp_leftovers *out)
+{
+    listing l = {0};
+    reservations all = {0};
+    *out = (imp_leftovers){0};
+    int rc = imp_io_list(s->io, "segments", on_file, &l);
+    if (rc == 0) rc = sift(s, &l, &all);
+    for (size_t i = 0; rc == 0 && i < l.n; i++) {
+        char name[272] = "segments/";
+        out->n_orphans += l.files[i].whole;
+        if (l.files[i].whole && keep_orphans) continue;
+        strncat(name, l.files[i].name, sizeof name - 10);
+        if (imp_io_unlink(s->io, name) < 0) continue; /* next time */
+        out->n_files++;
+        out->n_bytes += l.files[i].n_bytes;
+    }
+    if (rc == 0) rc = unreserve_dead(s, &all);
+    if (rc == 0) out->n_files += imp_dir_live_sweep(s);
+    imp_free(all.r);
+    imp_free(l.files);
+    return rc;
+}
+
+static const long settle_ns = 50000000;
+
+static int find_strays(imp_store *s, listing *l)
+{
+    reservations all = {0};
+    int rc = imp_io_list(s->io, "segments", on_file, l);
+    if (rc == 0) rc = sift(s, l, &all);
+    if (rc == IMP_E_BUSY) { /* without a catalogue nothing can be said; verify has said that */
+        rc = 0;
+        l->n = 0;
+    }
+    imp_free(all.r);
+    return rc;
+}
+
+static bool listed(const listing *l, const char *name)
+{
+    for (size_t i = 0; i < l->n; i++) {
+        if (strcmp(l->files[i].name, name) == 0) return true;
+    }
+    return false;
+}
+
+int imp_strays(imp_store *s, bool remove, void (*fn)(const imp_finding *finding, void *user), void *user, int64_t *n_found)
+{
+    listing l = {.foreign = true}, again = {.foreign = true};
+    int rc = find_strays(s, &l);
+    if (rc == 0 && l.n > 0) {
+        /* Between a change and its unlinks a file has no row: look again once that must be over. */
+        nanosleep(&(struct timespec){0, settle_ns}, NULL);
+        rc = find_strays(s, &again);
+    }
+    for (size_t i = 0; rc == 0 && i < l.n; i++) {
+        if (!listed(&again, l.files[i].name)) continue;
+        char name[272] = "segments/";
+        strncat(name, l.files[i].name, sizeof name - 10);
+        imp_finding f = {name, "nothing refers to this file", l.files[i].segment};
+        ++*n_found;
+        if (fn) fn(&f, user);
+        if (remove && imp_io_unlink(s->io, name) < 0) imp_log(IMP_LOG_WARN, "%s", imp_last_error());
+    }
+    imp_free(again.files);
+    imp_free(l.files);
+    return rc;
+}

@@ -1,0 +1,192 @@
+/* segs.c: open segments. Each open file is checked once, when it is opened; those that no load uses stay open for a
+ * while, the longest unused one goes first. */
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/bytes.h"
+#include "base/status.h"
+#include "format/rows.h"
+#include "store/store_internal.h"
+
+enum { HEADER_GUESS = 16384, HEADER_MAX = 1 << 30 };
+
+/* ---- files */
+
+static int read_header(imp_io *io, imp_io_file *file, const char *name, imp_seg *out, uint64_t *n_read)
+{
+    uint64_t file_bytes = imp_io_file_bytes(file), header_bytes = 0;
+    uint32_t alignment = imp_io_alignment(io);
+    void *buf = NULL;
+    int rc;
+
+    if (file_bytes < IMP_SEG_FIXED_BYTES) return imp_fail(IMP_E_CORRUPT, "%s: cut off at %llu bytes", name,
+                                                          (unsigned long long)file_bytes);
+    uint64_t n = file_bytes / IMP_SEG_FIXED_BYTES * IMP_SEG_FIXED_BYTES;
+    if (n > HEADER_GUESS) n = HEADER_GUESS;
+    if (n > alignment) n = n / alignment * alignment;
+    for (;;) {
+        imp_free(buf);
+        buf = imp_aligned(alignment, n);
+        rc = buf ? imp_io_read(file, 0, buf, n) : imp_fail(IMP_E_NOMEM, "no memory for the header of %s", name);
+        if (rc < 0) break;
+        *n_read += n;
+        rc = imp_seg_header_peek(buf, n, &header_bytes);
+        if (rc < 0) break;
+        if (header_bytes <= n) {
+            rc = imp_seg_header_decode(buf, n, &out->layout, &out->sums);
+            break;
+        }
+        if (header_bytes > file_bytes || header_bytes > HEADER_MAX) {
+            rc = imp_fail(IMP_E_CORRUPT, "%s: its header is longer than the file", name);
+            break;
+        }
+        n = imp_round_up(header_bytes, file_bytes % alignment == 0 ? alignment : IMP_SEG_FIXED_BYTES);
+    }
+    imp_free(buf);
+    return rc;
+}
+
+/* All offsets of a file keep to the alignment that it was written with, and its length is a multiple of that. */
+static uint32_t guess_alignment(const imp_io *io, const imp_io_file *file)
+{
+    uint32_t alignment = imp_io_alignment(io);
+    return imp_io_file_bytes(file) % alignment == 0 ? alignment : IMP_SEG_FIXED_BYTES;
+}
+
+int imp_seg_file_open(imp_store *s, uint64_t id, imp_seg *out, uint64_t *n_read)
+{
+    char name[32];
+    imp_seg_name(id, name);
+    *out = (imp_seg){.id = id};
+    uint32_t alignment = imp_io_alignment(s->io);
+    int rc = imp_io_open(s->io, name, alignment, &out->file);
+    if (rc < 0) return rc;
+    if (guess_alignment(s->io, out->file) < alignment) {
+        imp_io_close(out->file);
+        out->file = NULL;
+        rc = imp_io_open(s->io, name, IMP_SEG_FIXED_BYTES, &out->file);
+        if (rc < 0) return rc;
+    }
+    rc = read_header(s->io, out->file, name, out, n_read);
+    if (rc < 0) goto out;
+    const imp_seg_meta *m = imp_seg_layout_meta(out->layout);
+    if (m->segment != id) {
+        rc = imp_fail(IMP_E_CORRUPT, "%s: holds segment %016llx", name, (unsigned long long)m->segment);
+    } else if (imp_seg_file_bytes(out->layout) > imp_io_file_bytes(out->file)) {
+        rc = imp_fail(IMP_E_CORRUPT, "%s: cut off at %llu of %llu bytes", name,
+                      (unsigned long long)imp_io_file_bytes(out->file),
+                      (unsigned long long)imp_seg_file_bytes(out->layout));
+    } else if (m->alignment < alignment) {
+        imp_io_close(out->file);
+        out->file = NULL;
+        rc = imp_io_open(s->io, name, m->alignment, &out->file);
+    }
+out:
+    if (rc < 0) imp_seg_file_close(out);
+    return rc;
+}
+
+void imp_seg_file_close(imp_seg *seg)
+{
+    imp_io_close(seg->file);
+    imp_seg_layout_free(seg->layout);
+    imp_free(seg->sums);
+    *seg = (imp_seg){0};
+}
+
+uint64_t imp_seg_kv_bytes(const imp_seg_layout *l)
+{
+    const imp_seg_meta *m = imp_seg_layout_meta(l);
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < m->n_layers; i++) {
+        n += (uint64_t)m->n_tokens * (imp_seg_row_bytes(l, IMP_REGION_K, i) + imp_seg_row_bytes(l, IMP_REGION_V, i));
+        if (imp_seg_region_chunks(l, IMP_REGION_SCALES)) n += imp_seg_chunk(l, IMP_REGION_SCALES, i, 0).data_bytes;
+    }
+    return n;
+}
+
+/* ---- the table */
+
+static imp_seg_open **find(imp_seg_table *t, uint64_t id)
+{
+    imp_seg_open **p = &t->buckets[id % IMP_SEG_BUCKETS];
+    while (*p && (*p)->seg.id != id) p = &(*p)->chain;
+    return p;
+}
+
+static void idle_add(imp_seg_table *t, imp_seg_open *o)
+{
+    o->older = t->newest;
+    o->newer = NULL;
+    *(t->newest ? &t->newest->newer : &t->oldest) = o;
+    t->newest = o;
+    t->n_idle++;
+}
+
+static void idle_take(imp_seg_table *t, imp_seg_open *o)
+{
+    *(o->older ? &o->older->newer : &t->oldest) = o->newer;
+    *(o->newer ? &o->newer->older : &t->newest) = o->older;
+    t->n_idle--;
+}
+
+static void close_one(imp_seg_open *o)
+{
+    imp_seg_file_close(&o->seg);
+    imp_free(o);
+}
+
+imp_seg *imp_segs_get(imp_store *s, uint64_t id)
+{
+    imp_seg_open *o = *find(&s->open, id);
+    if (!o) return NULL;
+    if (o->refs++ == 0) idle_take(&s->open, o);
+    return &o->seg;
+}
+
+imp_seg *imp_segs_adopt(imp_store *s, imp_seg *seg)
+{
+    imp_seg *other = imp_segs_get(s, seg->id); /* another thread was faster */
+    if (other) {
+        imp_seg_file_close(seg);
+        return other;
+    }
+    imp_seg_open *o = imp_calloc(1, sizeof *o);
+    if (!o) return NULL;
+    o->seg = *seg;
+    o->refs = 1;
+    *seg = (imp_seg){0};
+    *find(&s->open, o->seg.id) = o;
+    return &o->seg;
+}
+
+void imp_segs_put(imp_store *s, imp_seg *seg)
+{
+    imp_seg_open *o = (imp_seg_open *)(void *)seg;
+    if (--o->refs > 0) return;
+    if (o->dropped) {
+        close_one(o);
+        return;
+    }
+    idle_add(&s->open, o);
+    if (s->open.n_idle > IMP_SEG_IDLE_MAX) imp_segs_drop(s, s->open.oldest->seg.id);
+}
+
+void imp_segs_drop(imp_store *s, uint64_t id)
+{
+    imp_seg_open **p = find(&s->open, id), *o = *p;
+    if (!o) return;
+    *p = o->chain;
+    o->dropped = true;
+    if (o->refs == 0) {
+        idle_take(&s->open, o);
+        close_one(o);
+    }
+}
+
+void imp_segs_close(imp_store *s)
+{
+    for (size_t i = 0; i < IMP_SEG_BUCKETS; i++) {
+        while (s->open.buckets[i]) imp_segs_drop(s, s->open.buckets[i]->seg.id);
+    }
+}

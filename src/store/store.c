@@ -1,0 +1,243 @@
+/* store.c: open, close, options, counters. */
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "store/store_internal.h"
+
+static const uint64_t default_limit = 10ull << 30, default_buffers = 32ull << 20, default_backlog = 1ull << 30;
+
+enum { DEFAULT_MIN_STORE = 64, DEFAULT_SEGMENT = 2048, DEFAULT_CHUNK = 64, LEAST_LIMIT = 1 << 20 };
+
+void imp_store_opts_init(imp_store_opts *opts)
+{
+    *opts = (imp_store_opts){.struct_bytes = sizeof *opts, .cache = IMP_CACHE_LRU};
+}
+
+static int fill_options(imp_store_opts *o, const imp_store_opts *given)
+{
+    imp_store_opts_init(o);
+    if (given) {
+        if (given->struct_bytes != sizeof *o) return imp_fail(IMP_E_ARG, "store: options of another version");
+        *o = *given;
+    }
+    if (o->limit_bytes == 0) o->limit_bytes = default_limit;
+    if (o->buffer_bytes == 0) o->buffer_bytes = default_buffers;
+    if (o->backlog_bytes == 0) o->backlog_bytes = default_backlog;
+    if (o->min_store_tokens == 0) o->min_store_tokens = DEFAULT_MIN_STORE;
+    if (o->segment_tokens == 0) o->segment_tokens = DEFAULT_SEGMENT;
+    if (o->chunk_tokens == 0) o->chunk_tokens = DEFAULT_CHUNK;
+    if (o->limit_bytes < LEAST_LIMIT) {
+        return imp_fail(IMP_E_ARG, "store: a limit of %llu bytes, must be %d at least",
+                        (unsigned long long)o->limit_bytes, LEAST_LIMIT);
+    }
+    if (o->chunk_tokens % 16 != 0 || o->chunk_tokens > 256) {
+        return imp_fail(IMP_E_ARG, "store: chunks of %u tokens, must be a multiple of 16, 16 to 256", o->chunk_tokens);
+    }
+    if (o->segment_tokens > 1u << 20) {
+        return imp_fail(IMP_E_ARG, "store: segments of %u tokens, must be 1048576 at most", o->segment_tokens);
+    }
+    if (o->rest != IMP_REST_RAW && o->rest != IMP_REST_Q8) return imp_fail(IMP_E_ARG, "store: no such encoding: %d", (int)o->rest);
+    if (o->order != IMP_ORDER_TOKEN) {
+        return imp_fail(IMP_E_UNSUPPORTED, "store: this version writes tokens in the order of the prompt only");
+    }
+    if ((unsigned)o->cache > IMP_CACHE_SCORE) return imp_fail(IMP_E_ARG, "store: no such cache: %d", (int)o->cache);
+    if (o->flags & ~(IMP_STORE_READONLY | IMP_STORE_NO_DIRECT | IMP_STORE_MUST_EXIST)) {
+        return imp_fail(IMP_E_ARG, "store: unknown flags 0x%x", o->flags);
+    }
+    return 0;
+}
+
+static int make_sync(imp_store *s)
+{
+    int err = pthread_mutex_init(&s->cat_lock, NULL);
+    if (err == 0) err = pthread_mutex_init(&s->lock, NULL);
+    if (err == 0) err = pthread_cond_init(&s->work, NULL);
+    if (err == 0) err = pthread_cond_init(&s->done, NULL);
+    return err ? imp_fail_errno(err, "store: no mutex") : 0;
+}
+
+/* A catalogue, and nothing left of killed processes. */
+static int recover(imp_store *s)
+{
+    imp_leftovers left = {0};
+    pthread_mutex_lock(&s->cat_lock);
+    pthread_mutex_lock(&s->lock);
+    int rc = imp_catalogue_have(s, true);
+    if (rc == IMP_E_BUSY || (rc == IMP_E_CORRUPT && s->readonly)) {
+        imp_log(IMP_LOG_WARN, "%s: going on without what is stored: %s", s->dir, imp_last_error());
+        rc = 0;
+    }
+    bool have = s->cat != NULL;
+    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_unlock(&s->cat_lock);
+    if (rc < 0 || !have || s->readonly) return rc;
+
+    int failed = imp_recover(s, s->alone, &left);
+    if (failed == IMP_E_NOMEM) rc = failed;
+    if (failed < 0) imp_log(IMP_LOG_WARN, "%s: leftovers not removed: %s", s->dir, imp_last_error());
+    if (left.n_files) {
+        imp_log(IMP_LOG_INFO, "%s: %llu leftovers of killed processes removed", s->dir,
+                (unsigned long long)left.n_files);
+    }
+    if (!s->alone) return rc;
+    if (rc == 0 && left.n_orphans > 0) {
+        /* Written and synced, and then the process was killed or the catalogue lost its last changes. */
+        imp_log(IMP_LOG_INFO, "%s: %llu segments are not in the catalogue", s->dir, (unsigned long long)left.n_orphans);
+        pthread_mutex_lock(&s->cat_lock);
+        pthread_mutex_lock(&s->lock);
+        rc = imp_catalogue_again(s);
+        pthread_mutex_unlock(&s->lock);
+        pthread_mutex_unlock(&s->cat_lock);
+    }
+    (void)imp_dir_lock(s, IMP_LOCK_SHARED, false);
+    s->alone = false;
+    return rc;
+}
+
+static void free_store(imp_store *s)
+{
+    if (!s) return;
+    imp_writer_stop(s);
+    if (s->attached) s->attached_free(s->attached);
+    imp_segs_close(s);
+    imp_cat_close(s->cat);
+    imp_forest_free(&s->forest);
+    imp_io_free(s->io);
+    imp_dir_close(s);
+    imp_free(s->doomed);
+    imp_free(s->steps);
+    pthread_cond_destroy(&s->done);
+    pthread_cond_destroy(&s->work);
+    pthread_mutex_destroy(&s->lock);
+    pthread_mutex_destroy(&s->cat_lock);
+    imp_free(s);
+}
+
+static int new_store(const imp_store_opts *given, imp_store **out)
+{
+    imp_store_opts opts;
+    int rc = fill_options(&opts, given);
+    if (rc < 0) return rc;
+    imp_store *s = imp_calloc(1, sizeof *s);
+    if (!s) return imp_fail(IMP_E_NOMEM, "no memory for a store");
+    s->dir_fd = s->lock_fd = s->live_fd = -1;
+    s->opts = opts;
+    s->readonly = opts.flags & IMP_STORE_READONLY;
+    imp_rng_seed_os(&s->rng);
+    rc = make_sync(s);
+    if (rc < 0) {
+        imp_free(s);
+        return rc;
+    }
+    *out = s;
+    return 0;
+}
+
+int imp_store_open(const char *dir, const imp_store_opts *opts, imp_store **out)
+{
+    bool made = false;
+    *out = NULL;
+    if (!dir || !*dir) return imp_fail(IMP_E_ARG, "store: no directory named");
+    imp_store *s = NULL;
+    int rc = new_store(opts, &s);
+    if (rc < 0) return rc;
+    rc = imp_dir_open(s, dir, &made);
+    if (rc == 0) rc = imp_io_new(s->dir, s->opts.io_mode, s->opts.flags, s->opts.read_bytes_per_s, &s->io);
+    if (rc == 0 && !s->readonly) rc = imp_dir_live_make(s);
+    if (rc == 0) rc = recover(s);
+    if (rc == 0 && !s->readonly) rc = imp_writer_start(s);
+    if (rc == 0) {
+        *out = s;
+        return 0;
+    }
+    imp_cat_close(s->cat);
+    s->cat = NULL;
+    if (made) imp_dir_unmake(s);
+    free_store(s);
+    return rc;
+}
+
+/* Uses, and a reservation whose file was given up. Advisory: what can't be written is lost. */
+static void last_words(imp_store *s)
+{
+    pthread_mutex_lock(&s->lock);
+    bool needed = s->cat && (s->n_used > 0 || s->reserved);
+    pthread_mutex_unlock(&s->lock);
+    if (!needed || s->readonly || imp_change_begin(s) < 0) return;
+    int rc = imp_edit_unreserve(s);
+    if (rc == 0) rc = imp_edit_uses(s);
+    if (imp_change_end(s, rc) < 0) imp_log(IMP_LOG_INFO, "%s: %s", s->dir, imp_last_error());
+}
+
+void imp_store_close(imp_store *s)
+{
+    if (!s) return;
+    imp_writer_stop(s);
+    last_words(s);
+    free_store(s);
+}
+
+int imp_store_rebuild(const char *dir)
+{
+    bool made;
+    imp_store *s = NULL;
+    imp_store_opts opts;
+    if (!dir || !*dir) return imp_fail(IMP_E_ARG, "store: no directory named");
+    imp_store_opts_init(&opts);
+    opts.flags = IMP_STORE_MUST_EXIST;
+    int rc = new_store(&opts, &s);
+    if (rc < 0) return rc;
+    rc = imp_dir_open(s, dir, &made);
+    if (rc == 0) rc = imp_io_new(s->dir, s->opts.io_mode, s->opts.flags, 0, &s->io);
+    if (rc == 0) rc = imp_dir_lock(s, IMP_LOCK_ALONE, false);
+    if (rc == 0) rc = imp_rebuild(s); /* nobody else knows `s` */
+    free_store(s);
+    return rc;
+}
+
+/* ---- for higher modules */
+
+imp_io *imp_store_io(imp_store *s) { return s->io; }
+
+const imp_store_opts *imp_store_options(const imp_store *s) { return &s->opts; }
+
+void imp_store_count_acquire(imp_store *s, size_t n_matched)
+{
+    pthread_mutex_lock(&s->lock);
+    s->count.acquires++;
+    s->count.hits += n_matched > 0;
+    s->count.hit_tokens += n_matched;
+    pthread_mutex_unlock(&s->lock);
+}
+
+void imp_store_count_host_hits(imp_store *s, uint64_t bytes)
+{
+    pthread_mutex_lock(&s->lock);
+    s->count.host_hit_bytes += bytes;
+    pthread_mutex_unlock(&s->lock);
+}
+
+void imp_store_set_host_bytes(imp_store *s, uint64_t bytes)
+{
+    pthread_mutex_lock(&s->lock);
+    s->count.host_bytes = bytes;
+    pthread_mutex_unlock(&s->lock);
+}
+
+void imp_store_count_io_error(imp_store *s, const char *what)
+{
+    pthread_mutex_lock(&s->lock);
+    s->count.io_errors++;
+    pthread_mutex_unlock(&s->lock);
+    imp_log(IMP_LOG_WARN, "%s: %s", s->dir, what);
+}
+
+void imp_store_attach(imp_store *s, void *object, void (*free_fn)(void *object))
+{
+    s->attached = object;
+    s->attached_free = free_fn;
+}
+
+void *imp_store_attached(imp_store *s) { return s->attached; }

@@ -1,0 +1,295 @@
+/* store_internal.h: what the files of this module share.
+ *
+ *   store.c        open, close, options, counters        dir.c       the directory, its locks, leftovers
+ *   changes.c   the catalogue's life: open, damaged, rebuilt; changes
+ *   tree.c         the forest in memory, and reading it from the catalogue
+ *   edit.c         edits of tree and catalogue together: add a run, split, remove
+ *   match.c        the way along a prompt                segs.c      open segments
+ *   commit.c       staging                               writer.c    the thread that packs and publishes
+ *   evict.c        the size limit                        rebuild.c   the catalogue made again from the segments
+ *   verify.c       every byte checked                    inspect.c   list, stats, remove, pin, gc
+ *   space.c        what must be equal                    fingerprint.c
+ *
+ * Two mutexes, in this order:
+ *   cat_lock  the catalogue's connection, and changes to it from begin to commit
+ *   lock      the forest, the open segments, the queue of the writer, the counters
+ * A change holds both while it edits, and lets go of `lock` for the commit, which waits for the disk; so matches go on.
+ *
+ * Invariants
+ * S1  A node in the catalogue names a segment whose file was on disk, synced, before.
+ * S2  A file in segments/ has a row, or a reservation of a live instance, from before it is made until after it is gone;
+ *     whatever has neither is a leftover.
+ * S3  The forest equals the catalogue as of `generation`, unless `reload` is set.
+ * S4  What a match returns was checked against the segment's own header: the tokens, the space, what comes before.
+ */
+#ifndef IMP_STORE_STORE_INTERNAL_H
+#define IMP_STORE_STORE_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/hash.h"
+#include "base/rng.h"
+#include "radix/radix.h"
+#include "store/catalogue.h"
+#include "store/idmap.h"
+#include "store/store.h"
+
+/* ---- the forest */
+
+typedef struct imp_tree {
+    imp_hash128 space;
+    char model_name[64];
+    int64_t created_s;
+    imp_radix *radix;
+} imp_tree;
+
+/* A segment's row, and what the nodes say about it. */
+typedef struct imp_segrow {
+    uint64_t id;
+    imp_hash128 space;
+    uint64_t disk_bytes;
+    uint64_t kv_bytes; /* of all its rows; 0: not known yet, the header has it */
+    uint32_t n_tokens;
+    uint32_t n_nodes;
+} imp_segrow;
+
+typedef struct imp_forest {
+    imp_tree *trees;
+    size_t n_trees, trees_cap;
+    imp_idmap segs;      /* id -> imp_segrow */
+    uint64_t seg_bytes;  /* sum of disk_bytes */
+} imp_forest;
+
+void imp_forest_free(imp_forest *f); /* leaves an empty one */
+imp_tree *imp_forest_tree(imp_forest *f, imp_hash128 space);
+int imp_forest_add_tree(imp_forest *f, const imp_cat_space *space);
+int imp_forest_add_seg(imp_forest *f, const imp_cat_segment *row);
+void imp_forest_remove_seg(imp_forest *f, uint64_t id);
+imp_segrow *imp_forest_seg(const imp_forest *f, uint64_t id);
+/* The node, and its tree if `tree` isn't NULL. NULL if there is none. */
+imp_radix_node *imp_forest_node(imp_forest *f, uint64_t id, imp_tree **tree);
+/* These keep the segments' node counts. Add: IMP_E_CORRUPT if the node doesn't fit in. */
+int imp_forest_add_node(imp_forest *f, const imp_cat_node *row);
+int imp_forest_split(imp_forest *f, imp_tree *tree, uint64_t id, uint32_t at, uint64_t new_id);
+/* A leaf. `*last` (may be NULL): its segment has no node left. */
+int imp_forest_remove_node(imp_forest *f, imp_tree *tree, uint64_t id, bool *last);
+size_t imp_forest_memory(const imp_forest *f);
+/* The prompt up to and including the first `n` tokens of node `id`, in new memory. */
+int imp_forest_prompt(imp_tree *tree, uint64_t id, uint32_t n, int32_t **tokens, size_t *n_tokens);
+
+/* ---- open segments */
+
+enum { IMP_SEG_BUCKETS = 256, IMP_SEG_IDLE_MAX = 64 };
+
+typedef struct imp_seg_open {
+    imp_seg seg; /* first: a pointer to it is a pointer to this */
+    unsigned refs;
+    bool dropped; /* not to be found any more; closed with the last reference */
+    struct imp_seg_open *chain;        /* in its bucket */
+    struct imp_seg_open *older, *newer; /* idle ones, by time */
+} imp_seg_open;
+
+typedef struct imp_seg_table {
+    imp_seg_open *buckets[IMP_SEG_BUCKETS];
+    imp_seg_open *oldest, *newest;
+    size_t n_idle;
+} imp_seg_table;
+
+/* ---- the writer's queue */
+
+typedef struct imp_job {
+    struct imp_job *next;
+    uint64_t number;
+    imp_hash128 space;
+    char model_name[64];
+    imp_type type_k, type_v;
+    uint32_t n_layers;
+    imp_layer_shape *layers;
+    int32_t *tokens;      /* [n_tokens] */
+    size_t n_tokens, start; /* rows are of tokens [start, n_tokens) */
+    bool derived;
+    unsigned char *rows;  /* [layer][K, V][n_tokens - start][row] */
+    size_t *row_at;       /* [2 * n_layers]: where in `rows` a layer's K and V begin */
+    size_t n_bytes;       /* counted against backlog_bytes */
+} imp_job;
+
+void imp_job_free(imp_job *job);
+size_t imp_job_row_bytes(const imp_job *job, uint32_t layer, imp_region region); /* as the engine keeps it */
+
+/* ---- the store */
+
+enum { IMP_USED_MAX = 4096 };
+
+struct imp_store {
+    /* Never changed after open. */
+    char *dir; /* absolute, links resolved */
+    int dir_fd, lock_fd, live_fd;
+    uint64_t instance;
+    imp_store_opts opts;
+    bool readonly;
+    imp_io *io;
+
+    pthread_mutex_t cat_lock;
+    imp_cat *cat;             /* NULL: it can't be had now */
+    uint64_t cat_retry_ns;    /* not before */
+    uint64_t *doomed;         /* segments to unlink once the change is durable */
+    size_t n_doomed, doomed_cap;
+    imp_rng rng;
+    int64_t uses_read_s;      /* when other processes' uses were last read */
+    atomic_bool changing;     /* a change is under way; relaxed: only a hint, see imp_store_match() */
+    uint64_t reserved;        /* the segment this instance has a reservation for; 0: none */
+    bool alone;               /* at open: `lock` is held alone, and whoever opens takes it down to shared */
+
+    pthread_mutex_t lock;
+    imp_forest forest;
+    uint64_t generation;      /* of the catalogue as the forest has it */
+    bool reload;              /* the forest can't be trusted: read all of it again */
+    uint64_t epoch;           /* raised when nodes get new ids */
+    bool renumbered;          /* and the forest still has the old ones */
+    imp_seg_table open;
+    imp_radix_step *steps;    /* room for a match */
+    size_t steps_cap;
+    uint64_t used[IMP_USED_MAX]; /* nodes used since the uses were last written */
+    size_t n_used;
+    imp_stats count;          /* only the counters */
+    bool full_logged;
+
+    pthread_cond_t work, done;
+    pthread_t writer;
+    bool writer_runs, stop;
+    imp_job *first_job, *last_job;
+    uint64_t n_queued, n_done;
+    size_t backlog;           /* bytes staged and queued */
+    int flush_status;
+    char flush_line[256];
+
+    void *attached;
+    void (*attached_free)(void *object);
+};
+
+/* ---- dir.c */
+
+enum { IMP_LOCK_NONE, IMP_LOCK_SHARED, IMP_LOCK_ALONE };
+
+/* Open or make the directory and what is in it. `*made`: it wasn't there. */
+int imp_dir_open(imp_store *s, const char *dir, bool *made);
+void imp_dir_close(imp_store *s);
+void imp_dir_unmake(imp_store *s); /* after a failed open of a directory that was made by it */
+/* flock on `lock`; `wait` or IMP_E_BUSY. Without a lock file (a store opened for reading only) always 0. */
+int imp_dir_lock(imp_store *s, int how, bool wait);
+bool imp_dir_has_catalogue(const imp_store *s);
+int imp_dir_live_make(imp_store *s);
+/* Is the instance with this id a running one? Our own is. */
+bool imp_dir_live(const imp_store *s, uint64_t instance);
+/* Remove the files in live/ that nobody holds; returns how many. */
+size_t imp_dir_live_sweep(imp_store *s);
+/* As du counts: everything but segments/. */
+uint64_t imp_dir_other_bytes(const imp_store *s);
+uint64_t imp_dir_bytes(imp_store *s);
+
+/* ---- changes.c: with cat_lock and lock held, unless it says otherwise */
+
+/* Have a catalogue, if one can be had: open it, or rebuild it when it is lost or damaged and nobody else has it open. 0,
+ * IMP_E_BUSY (run without), or a failure. `first`: at open, where waiting for a rebuild by another process is right. */
+int imp_catalogue_have(imp_store *s, bool first);
+/* Alone: put another one, made from the segments, in the present one's place. */
+int imp_catalogue_again(imp_store *s);
+/* A call on the catalogue answered `rc` < 0: count it, and if that means the catalogue is of no use, get another one. */
+void imp_catalogue_failed(imp_store *s, int rc);
+/* Bring the forest up to date, trying again to have a catalogue. 0, or IMP_E_BUSY etc.; the forest may still be used. */
+int imp_catalogue_refresh(imp_store *s);
+
+/* Take both mutexes, begin a change and bring the forest up to date. On failure nothing is held. */
+int imp_change_begin(imp_store *s);
+/* Commit (rc == 0) or roll back, let go of both mutexes, and unlink what became doomed. Returns rc or the commit's. */
+int imp_change_end(imp_store *s, int rc);
+int imp_change_doom(imp_store *s, uint64_t segment);
+
+/* ---- tree.c: with both held */
+int imp_forest_refresh(imp_store *s); /* reads what changed in s->cat */
+int imp_forest_read_uses(imp_store *s, imp_forest *f);
+
+/* ---- edit.c: inside a change */
+
+/* Tokens [first, end) of a prompt, stored in `segment` from its token 0 on. */
+typedef struct imp_run {
+    imp_hash128 space;
+    const int32_t *tokens;
+    size_t first, end;
+    uint64_t segment;
+    bool derived;
+    int64_t created_s;
+} imp_run;
+
+/* Make the tokens of `run` that aren't known yet a node (splitting what it leaves half-way, replacing derived nodes by an
+ * exact one). `*node`: its id, or 0 if all is known. IMP_E_STALE: the tokens before it aren't there. */
+int imp_edit_add(imp_store *s, const imp_run *run, uint64_t *node);
+int imp_edit_split(imp_store *s, imp_tree *tree, uint64_t id, uint32_t at, uint64_t *lower);
+/* A leaf, and its segment with the last node. */
+int imp_edit_remove_leaf(imp_store *s, imp_tree *tree, uint64_t id);
+/* A node and everything below it. `*n_removed` may be NULL. */
+int imp_edit_remove(imp_store *s, imp_tree *tree, uint64_t id, uint64_t *n_removed);
+/* Drop the nodes of `segment` from its token `from` on, with what is below. `*n_removed`: nodes. */
+int imp_edit_drop(imp_store *s, uint64_t segment, uint32_t from, uint64_t *n_removed);
+int imp_edit_unreserve(imp_store *s); /* what this instance has reserved, if anything */
+int imp_edit_pin(imp_store *s, imp_tree *tree, imp_radix_node *node, bool pinned);
+/* Write the uses since last time. */
+int imp_edit_uses(imp_store *s);
+
+/* With `lock` held. The steps along the tokens; they are in s->steps. */
+int imp_steps(imp_store *s, imp_tree *tree, const int32_t *tokens, size_t n_tokens, bool exact_only, size_t *n_steps,
+              size_t *n_matched);
+
+/* Drop as imp_edit_drop(), in a change of its own (without one where the store is read-only or the catalogue can't be
+ * had: then only this process forgets). Takes the mutexes. Logs `what`. */
+void imp_drop(imp_store *s, uint64_t segment, uint32_t from, const char *what);
+
+/* ---- match.c */
+
+/* Take `lock`, with the forest as fresh as it can be had without waiting for this process's own change. */
+void imp_lock_fresh(imp_store *s);
+
+/* ---- segs.c */
+
+/* Open segments/<id>.seg and read its header: checked against itself and `id`. `*n_read`: bytes. No mutex held. */
+int imp_seg_file_open(imp_store *s, uint64_t id, imp_seg *out, uint64_t *n_read);
+void imp_seg_file_close(imp_seg *seg);
+/* With `lock` held. */
+imp_seg *imp_segs_get(imp_store *s, uint64_t id);             /* one reference more, or NULL: not open */
+imp_seg *imp_segs_adopt(imp_store *s, imp_seg *seg);          /* takes over a new one; NULL: no memory, still the caller's */
+void imp_segs_put(imp_store *s, imp_seg *seg);                /* one reference less */
+void imp_segs_drop(imp_store *s, uint64_t id);                /* its file is going */
+void imp_segs_close(imp_store *s);
+uint64_t imp_seg_kv_bytes(const imp_seg_layout *l);           /* of all rows, without padding */
+
+/* ---- writer.c */
+int imp_writer_start(imp_store *s);
+void imp_writer_stop(imp_store *s); /* after writing what waits */
+
+/* ---- evict.c: inside a change */
+
+/* Evict until `bytes` more fit under the limit. `keep` (0: none) and what is above it stay. */
+int imp_evict_for(imp_store *s, uint64_t bytes, uint64_t keep, uint64_t *n_evicted);
+
+/* ---- recover.c and rebuild.c */
+
+typedef struct imp_leftovers {
+    uint64_t n_files, n_bytes; /* removed */
+    uint64_t n_orphans;        /* whole segments that nothing refers to */
+} imp_leftovers;
+
+/* Remove what dead processes left. Takes the mutexes. Segments that are whole but have no row are counted, and removed
+ * unless `keep_orphans`. */
+int imp_recover(imp_store *s, bool keep_orphans, imp_leftovers *out);
+
+/* Tell about files in segments/ that nothing refers to, and remove them if asked to. */
+int imp_strays(imp_store *s, bool remove, void (*fn)(const imp_finding *finding, void *user), void *user, int64_t *n_found);
+
+/* With the catalogue closed and the directory locked alone: write a new one from the segments' headers. */
+int imp_rebuild(imp_store *s);
+
+#endif

@@ -1,0 +1,370 @@
+/* writer.c: the one thread that turns staged rows into segments. A long entry becomes several, one after the other, so
+ * that what is on disk can be used, and a kill costs one of them.
+ *
+ *     reserve (change)  ->  pack, write, fdatasync, rename  ->  publish (change)
+ *
+ * Other processes may store the same meanwhile, split or evict; so both changes look again at what is there. */
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "format/rows.h"
+#include "store/store_internal.h"
+
+enum { NICE = 10, DU_UNIT = 4096, LIMIT_SHARE = 8 };
+
+/* ---- packing */
+
+/* Keys of one layer in groups of IMP_GROUP_TOKENS, each channel with a scale of its own; chunks may be smaller or larger
+ * than groups. */
+static void pack_keys_q8(const imp_job *job, const imp_seg_layout *l, uint32_t layer, const unsigned char *rows,
+                         int8_t *codes, unsigned char *out, uint64_t out_at)
+{
+    const imp_seg_meta *m = imp_seg_layout_meta(l);
+    size_t n = (size_t)m->layers[layer].n_kv_heads * m->layers[layer].head_dim_k;
+    size_t row_bytes = imp_job_row_bytes(job, layer, IMP_REGION_K);
+    uint16_t *scales = (uint16_t *)(void *)(out + (imp_seg_chunk(l, IMP_REGION_SCALES, layer, 0).offset - out_at));
+    for (uint32_t first = 0; first < m->n_tokens; first += IMP_GROUP_TOKENS, scales += n) {
+        uint32_t count = m->n_tokens - first < IMP_GROUP_TOKENS ? m->n_tokens - first : IMP_GROUP_TOKENS;
+        imp_rows_k8_encode(m->type_k, rows + first * row_bytes, row_bytes, count, n, codes, scales);
+        for (uint32_t i = 0; i < count; i++) {
+            uint32_t token = first + i;
+            imp_chunk_place c = imp_seg_chunk(l, IMP_REGION_K, layer, token / m->chunk_tokens);
+            memcpy(out + (c.offset - out_at) + (token - c.first_token) * n, codes + i * n, n);
+        }
+    }
+}
+
+static void pack_region(const imp_job *job, const imp_seg_layout *l, uint32_t layer, imp_region region,
+                        const unsigned char *rows, unsigned char *out, uint64_t out_at)
+{
+    const imp_seg_meta *m = imp_seg_layout_meta(l);
+    size_t row_bytes = imp_job_row_bytes(job, layer, region), packed = imp_seg_row_bytes(l, region, layer);
+    size_t n_v = (size_t)m->layers[layer].n_kv_heads * m->layers[layer].head_dim_v;
+    for (uint32_t i = 0; i < imp_seg_region_chunks(l, region); i++) {
+        imp_chunk_place c = imp_seg_chunk(l, region, layer, i);
+        unsigned char *to = out + (c.offset - out_at);
+        const unsigned char *from = rows + c.first_token * row_bytes;
+        if (m->rest == IMP_REST_RAW) {
+            memcpy(to, from, c.n_tokens * row_bytes);
+        } else {
+            for (uint32_t t = 0; t < c.n_tokens; t++) {
+                imp_rows_v8_encode(m->type_v, from + t * row_bytes, n_v, to + t * packed);
+            }
+        }
+    }
+}
+
+/* Where a layer's chunks begin and how many bytes they are together. */
+static uint64_t layer_span(const imp_seg_layout *l, uint32_t layer, uint64_t *n_bytes)
+{
+    uint32_t per_layer = imp_seg_n_chunks(l) / imp_seg_layout_meta(l)->n_layers, at, chunk;
+    imp_region region;
+    imp_chunk_place first = imp_seg_chunk_at(l, layer * per_layer, &region, &at, &chunk);
+    imp_chunk_place last = imp_seg_chunk_at(l, (layer + 1) * per_layer - 1, &region, &at, &chunk);
+    *n_bytes = last.offset + last.n_bytes - first.offset;
+    return first.offset;
+}
+
+static void pack_layer(const imp_job *job, const imp_seg_layout *l, uint32_t layer, size_t skip, int8_t *codes,
+                       unsigned char *out, uint64_t out_at, uint64_t n_bytes, uint64_t *sums)
+{
+    const imp_seg_meta *m = imp_seg_layout_meta(l);
+    const unsigned char *k = job->rows + job->row_at[2 * layer] + skip * imp_job_row_bytes(job, layer, IMP_REGION_K);
+    const unsigned char *v = job->rows + job->row_at[2 * layer + 1] + skip * imp_job_row_bytes(job, layer, IMP_REGION_V);
+    memset(out, 0, n_bytes); /* the padding */
+    if (m->rest == IMP_REST_Q8) {
+        pack_keys_q8(job, l, layer, k, codes, out, out_at);
+    } else {
+        pack_region(job, l, layer, IMP_REGION_K, k, out, out_at);
+    }
+    pack_region(job, l, layer, IMP_REGION_V, v, out, out_at);
+    uint32_t per_layer = imp_seg_n_chunks(l) / m->n_layers;
+    for (uint32_t i = layer * per_layer; i < (layer + 1) * per_layer; i++) {
+        imp_region region;
+        uint32_t at, chunk;
+        imp_chunk_place c = imp_seg_chunk_at(l, i, &region, &at, &chunk);
+        sums[i] = imp_seg_checksum(l, i, out + (c.offset - out_at), c.n_bytes);
+    }
+}
+
+/* The file of the rows from `skip` on, published. */
+static int write_segment(imp_store *s, const imp_job *job, const imp_seg_layout *l, size_t skip)
+{
+    const imp_seg_meta *m = imp_seg_layout_meta(l);
+    uint64_t n_bytes = imp_seg_header_bytes(l), n_layer, n_k = 0;
+    char name[32];
+    imp_io_writer *w = NULL;
+    for (uint32_t i = 0; i < m->n_layers; i++) {
+        (void)layer_span(l, i, &n_layer);
+        if (n_layer > n_bytes) n_bytes = n_layer;
+        uint64_t n = (uint64_t)m->layers[i].n_kv_heads * m->layers[i].head_dim_k;
+        if (n > n_k) n_k = n;
+    }
+    unsigned char *buf = imp_aligned(imp_io_alignment(s->io), n_bytes);
+    uint64_t *sums = imp_malloc(imp_seg_n_chunks(l) * sizeof *sums);
+    int8_t *codes = imp_malloc(n_k * IMP_GROUP_TOKENS);
+    int rc = buf && sums && codes ? 0 : imp_fail(IMP_E_NOMEM, "no memory to write %u tokens", m->n_tokens);
+    if (rc < 0) goto out;
+    imp_seg_name(m->segment, name);
+    rc = imp_io_writer_new(s->io, name, &w);
+    for (uint32_t i = 0; rc == 0 && i < m->n_layers; i++) {
+        uint64_t at = layer_span(l, i, &n_layer);
+        pack_layer(job, l, i, skip, codes, buf, at, n_layer, sums);
+        rc = imp_io_write(w, at, buf, n_layer);
+    }
+    if (rc < 0) goto out;
+    imp_seg_header_encode(l, sums, buf); /* last: a file without it is nothing */
+    rc = imp_io_write(w, 0, buf, imp_seg_header_bytes(l));
+    if (rc < 0) goto out;
+    rc = imp_io_writer_publish(w);
+    w = NULL;
+out:
+    if (w) imp_io_writer_abort(w);
+    imp_free(codes);
+    imp_free(sums);
+    imp_free(buf);
+    return rc;
+}
+
+/* ---- one segment */
+
+static bool can_q8(const imp_job *job) { return job->type_k != IMP_TYPE_Q8_0 && job->type_v != IMP_TYPE_Q8_0; }
+
+/* How many of the `left` tokens go into the next segment: even parts, whole chunks. */
+static size_t piece(const imp_store *s, const imp_job *job, size_t left)
+{
+    size_t token_bytes = job->n_bytes / (job->n_tokens - job->start), chunk = s->opts.chunk_tokens;
+    size_t most = s->opts.segment_tokens;
+    uint64_t fit = s->opts.limit_bytes / LIMIT_SHARE / token_bytes;
+    if (fit < most) most = (size_t)fit;
+    most = most < chunk ? chunk : most / chunk * chunk;
+    size_t parts = (left + most - 1) / most, n = imp_round_up((left + parts - 1) / parts, chunk);
+    return n < left ? n : left;
+}
+
+static int make_layout(imp_store *s, const imp_job *job, size_t first, size_t end, imp_seg_layout **out)
+{
+    imp_seg_meta m = {
+        .space = job->space,
+        .before = imp_prefix_hash(job->space, job->tokens, first),
+        .first_token = first,
+        .n_tokens = (uint32_t)(end - first),
+        .n_layers = job->n_layers,
+        .type_k = job->type_k,
+        .type_v = job->type_v,
+        .rest = s->opts.rest == IMP_REST_Q8 && can_q8(job) ? IMP_REST_Q8 : IMP_REST_RAW,
+        .order = IMP_ORDER_TOKEN,
+        .chunk_tokens = s->opts.chunk_tokens,
+        .alignment = imp_io_alignment(s->io),
+        .derived = job->derived,
+        .created_s = imp_wall_s(),
+        .layers = job->layers,
+        .tokens = job->tokens + first,
+    };
+    memcpy(m.model_name, job->model_name, sizeof m.model_name);
+    if (job->derived) snprintf(m.how, sizeof m.how, "computed over a partial or rounded load");
+    do m.segment = imp_rng_u64(&s->rng);
+    while (m.segment == 0 || imp_forest_seg(&s->forest, m.segment));
+    return imp_seg_layout_new(&m, out);
+}
+
+/* Inside a change: what of the entry is stored, and below which node the rest would go. */
+static int look(imp_store *s, const imp_job *job, size_t *known, uint64_t *last)
+{
+    size_t n_steps = 0;
+    *known = 0;
+    *last = 0;
+    imp_tree *tree = imp_forest_tree(&s->forest, job->space);
+    int rc = tree ? imp_steps(s, tree, job->tokens, job->n_tokens, !job->derived, &n_steps, known) : 0;
+    if (rc == 0 && n_steps > 0) *last = s->steps[n_steps - 1].node->id;
+    return rc;
+}
+
+static int reserve_in_change(imp_store *s, const imp_job *job, size_t *pos, size_t *end, imp_seg_layout **layout)
+{
+    size_t known;
+    uint64_t last, n_evicted;
+    int rc = look(s, job, &known, &last);
+    if (rc < 0) return rc;
+    if (known < *pos) {
+        *end = 0;
+        return 0;
+    }
+    bool moved = known > *pos;
+    *pos = known;
+    *end = *pos;
+    if (*pos == job->n_tokens || (moved && job->n_tokens - *pos < s->opts.min_store_tokens)) return 0;
+    *end = *pos + piece(s, job, job->n_tokens - *pos);
+    rc = make_layout(s, job, *pos, *end, layout);
+    if (rc < 0) return rc;
+    uint64_t bytes = imp_round_up(imp_seg_file_bytes(*layout), DU_UNIT);
+    imp_cat_reservation r = {imp_seg_layout_meta(*layout)->segment, s->instance, bytes};
+    rc = imp_edit_unreserve(s);
+    if (rc == 0) rc = imp_evict_for(s, bytes, last, &n_evicted);
+    if (rc == 0) rc = imp_cat_reserve(s->cat, &r);
+    if (rc == 0) rc = imp_edit_uses(s);
+    if (rc == 0) s->reserved = r.segment;
+    return rc;
+}
+
+/* Make room for the next segment. `*layout` NULL: there is none; then *end == *pos if the rest is known by now, and 0 if
+ * the tokens before are gone. */
+static int reserve(imp_store *s, const imp_job *job, size_t *pos, size_t *end, imp_seg_layout **layout)
+{
+    *layout = NULL;
+    int rc = imp_change_begin(s);
+    if (rc == 0) rc = imp_change_end(s, reserve_in_change(s, job, pos, end, layout));
+    if (rc < 0) {
+        imp_seg_layout_free(*layout);
+        *layout = NULL;
+    }
+    return rc;
+}
+
+enum { ADDED, KNOWN, GONE }; /* GONE: the tokens before it */
+
+static int publish_in_change(imp_store *s, const imp_job *job, const imp_seg_layout *l, int *outcome)
+{
+    const imp_seg_meta *m = imp_seg_layout_meta(l);
+    size_t known, end = (size_t)m->first_token + m->n_tokens;
+    uint64_t last, node;
+    int rc = look(s, job, &known, &last);
+    if (rc == 0) rc = imp_edit_unreserve(s);
+    if (rc < 0) return rc;
+    *outcome = known < m->first_token ? GONE : known >= end ? KNOWN : ADDED;
+    if (*outcome != ADDED) return imp_change_doom(s, m->segment);
+
+    imp_cat_space space = {m->space, m->model_name, m->created_s};
+    imp_cat_segment seg = {m->segment, m->space, imp_round_up(imp_seg_file_bytes(l), DU_UNIT), m->n_tokens};
+    imp_run run = {m->space, job->tokens, (size_t)m->first_token, end, m->segment, m->derived, m->created_s};
+    if (!imp_forest_tree(&s->forest, m->space)) rc = imp_cat_put_space(s->cat, &space);
+    if (rc == 0) rc = imp_forest_add_tree(&s->forest, &space);
+    if (rc == 0) rc = imp_cat_put_segment(s->cat, &seg);
+    if (rc == 0) rc = imp_forest_add_seg(&s->forest, &seg);
+    if (rc == 0) rc = imp_edit_add(s, &run, &node);
+    if (rc < 0) return rc;
+    imp_forest_seg(&s->forest, m->segment)->kv_bytes = imp_seg_kv_bytes(l);
+    return 0;
+}
+
+static int publish(imp_store *s, const imp_job *job, const imp_seg_layout *l, int *outcome)
+{
+    int rc = imp_change_begin(s);
+    if (rc == 0) rc = imp_change_end(s, publish_in_change(s, job, l, outcome));
+    if (rc < 0) {
+        char name[32], line[256];
+        snprintf(line, sizeof line, "%s", imp_last_error());
+        imp_seg_name(imp_seg_layout_meta(l)->segment, name);
+        (void)imp_io_unlink(s->io, name);
+        rc = imp_fail(rc, "%s", line);
+    }
+    return rc;
+}
+
+/* ---- one entry */
+
+static int store_entry(imp_store *s, const imp_job *job, bool *any)
+{
+    size_t pos = job->start, end = 0;
+    *any = false;
+    while (pos < job->n_tokens) {
+        imp_seg_layout *l;
+        int outcome = GONE;
+        int rc = reserve(s, job, &pos, &end, &l);
+        if (rc < 0) return rc;
+        if (!l && end > 0) break;
+        if (l) {
+            rc = write_segment(s, job, l, pos - job->start);
+            if (rc == 0) rc = publish(s, job, l, &outcome);
+            imp_seg_layout_free(l);
+            if (rc < 0) return rc;
+        }
+        if (outcome == GONE) return imp_fail(IMP_E_STALE, "%s: the tokens before a new entry are gone", s->dir);
+        *any = *any || outcome == ADDED;
+        pos = end;
+    }
+    return 0;
+}
+
+static void finish(imp_store *s, const imp_job *job, int rc, bool any)
+{
+    if (rc == 0) {
+        *(any ? &s->count.commits : &s->count.commits_known) += 1;
+        return;
+    }
+    s->count.commits_failed++;
+    s->flush_status = rc;
+    snprintf(s->flush_line, sizeof s->flush_line, "%s", imp_last_error());
+    if (rc == IMP_E_IO) s->count.io_errors++;
+    if (rc == IMP_E_FULL && s->full_logged) return;
+    if (rc == IMP_E_FULL) s->full_logged = true;
+    imp_log(IMP_LOG_WARN, "%s: %zu tokens not stored: %s", s->dir, job->n_tokens - job->start, imp_last_error());
+}
+
+/* ---- the thread */
+
+static void *run(void *user)
+{
+    imp_store *s = user;
+    /* Behind everybody else. Not SCHED_IDLE: this thread takes the store's mutex, and must come to let go of it. */
+    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), NICE);
+    pthread_mutex_lock(&s->lock);
+    for (;;) {
+        while (!s->first_job && !s->stop) pthread_cond_wait(&s->work, &s->lock);
+        imp_job *job = s->first_job;
+        if (!job) break;
+        pthread_mutex_unlock(&s->lock);
+        bool any;
+        int rc = store_entry(s, job, &any);
+        pthread_mutex_lock(&s->lock);
+        finish(s, job, rc, any);
+        s->first_job = job->next;
+        if (!s->first_job) s->last_job = NULL;
+        s->backlog -= job->n_bytes;
+        s->n_done = job->number;
+        pthread_cond_broadcast(&s->done);
+        imp_job_free(job);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+int imp_writer_start(imp_store *s)
+{
+    int err = pthread_create(&s->writer, NULL, run, s);
+    if (err) return imp_fail_errno(err, "%s: can't start the writing thread", s->dir);
+    s->writer_runs = true;
+    return 0;
+}
+
+void imp_writer_stop(imp_store *s)
+{
+    if (!s->writer_runs) return;
+    pthread_mutex_lock(&s->lock);
+    s->stop = true;
+    pthread_cond_signal(&s->work);
+    pthread_mutex_unlock(&s->lock);
+    pthread_join(s->writer, NULL);
+    s->writer_runs = false;
+}
+
+int imp_store_flush(imp_store *s)
+{
+    pthread_mutex_lock(&s->lock);
+    uint64_t until = s->n_queued;
+    while (s->n_done < until) pthread_cond_wait(&s->done, &s->lock);
+    int rc = s->flush_status;
+    if (rc < 0) imp_fail(rc, "%s", s->flush_line);
+    s->flush_status = 0;
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}

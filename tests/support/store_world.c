@@ -1,0 +1,209 @@
+#include "support/store_world.h"
+
+#include <ftw.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/alloc.h"
+#include "base/hash.h"
+#include "base/rng.h"
+#include "base/status.h"
+#include "format/rows.h"
+
+void imp_world_opts(imp_store_opts *opts)
+{
+    imp_store_opts_init(opts);
+    opts->min_store_tokens = 4;
+    opts->segment_tokens = 64;
+    opts->chunk_tokens = 16;
+    opts->io_mode = IMP_IO_THREADS;
+}
+
+int imp_world_open(imp_world *w, const char *dir, const imp_store_opts *opts, const char *salt)
+{
+    imp_layer_shape layers[WORLD_LAYERS];
+    imp_store_opts usual;
+    imp_world_opts(&usual);
+    for (int i = 0; i < WORLD_LAYERS; i++) layers[i] = (imp_layer_shape){WORLD_HEADS, WORLD_DIM, WORLD_DIM};
+    imp_space_desc desc = {
+        .struct_bytes = sizeof desc,
+        .model_name = "small",
+        .engine = "test 1",
+        .weights = {1, 2},
+        .type_k = IMP_TYPE_F16,
+        .type_v = IMP_TYPE_F16,
+        .n_layers = WORLD_LAYERS,
+        .layers = layers,
+        .salt = salt,
+    };
+    *w = (imp_world){0};
+    int rc = imp_store_open(dir, opts ? opts : &usual, &w->store);
+    if (rc == 0) rc = imp_space_open(w->store, &desc, &w->space);
+    if (rc < 0) imp_world_close(w);
+    return rc;
+}
+
+void imp_world_close(imp_world *w)
+{
+    imp_space_close(w->space);
+    imp_store_close(w->store);
+    *w = (imp_world){0};
+}
+
+/* The row at a place in the token tree, which `h` names. Values of moderate size, a few large ones among the keys. */
+static void make_row(imp_hash128 h, uint32_t layer, bool value, uint16_t *out)
+{
+    imp_rng rng;
+    imp_rng_seed(&rng, h.lo ^ h.hi * 31 ^ (layer * 2 + value));
+    for (int i = 0; i < WORLD_HEADS * WORLD_DIM; i++) {
+        double x = imp_rng_unit(&rng) * 2 - 1;
+        out[i] = imp_f32_to_f16((float)(!value && i % 13 == 5 ? x * 40 : x));
+    }
+}
+
+int imp_world_commit(imp_world *w, const int32_t *tokens, size_t n, size_t first_new, unsigned flags, bool *staged)
+{
+    imp_commit *c;
+    if (staged) *staged = false;
+    int rc = imp_commit_begin(w->space, tokens, n, first_new, flags, &c);
+    if (rc < 0 || !c) return rc;
+    if (staged) *staged = true;
+    imp_hash128 h = imp_prefix_hash(w->space->id, tokens, first_new);
+    for (size_t i = first_new; rc == 0 && i < n; i++) {
+        h = imp_prefix_hash(h, tokens + i, 1);
+        for (uint32_t l = 0; rc == 0 && l < WORLD_LAYERS; l++) {
+            uint16_t k[WORLD_ROW / 2], v[WORLD_ROW / 2];
+            make_row(h, l, false, k);
+            make_row(h, l, true, v);
+            rc = imp_commit_rows(c, l, i, 1, k, WORLD_ROW, v, WORLD_ROW);
+        }
+    }
+    if (rc < 0) {
+        imp_commit_cancel(c);
+        return rc;
+    }
+    return imp_commit_finish(c);
+}
+
+static bool close_to(const uint16_t *got, const uint16_t *want, bool value)
+{
+    for (int i = 0; i < WORLD_HEADS * WORLD_DIM; i++) {
+        double most = !value && i % 13 == 5 ? 40 : 1; /* half a step of 127 of the largest in the group */
+        if (fabs((double)imp_f16_to_f32(got[i]) - (double)imp_f16_to_f32(want[i])) > most * 0.006) return false;
+    }
+    return true;
+}
+
+/* Rows [from, from + n) of the segment in one layer and region against what the hashes of their tokens ask for. */
+static int check_region(const imp_seg *seg, uint32_t layer, bool value, uint32_t from, uint32_t n, const imp_hash128 *h,
+                        unsigned char *buf, const unsigned char *scales)
+{
+    const imp_seg_meta *m = imp_seg_layout_meta(seg->layout);
+    imp_region region = value ? IMP_REGION_V : IMP_REGION_K;
+    size_t row = imp_seg_row_bytes(seg->layout, region, layer), n_row = WORLD_HEADS * WORLD_DIM;
+    for (uint32_t i = 0; i < n;) {
+        imp_chunk_place c = imp_seg_chunk(seg->layout, region, layer, (from + i) / m->chunk_tokens);
+        int rc = imp_io_read(seg->file, c.offset, buf, c.n_bytes);
+        if (rc < 0) return rc;
+        if (imp_seg_checksum(seg->layout, c.index, buf, c.n_bytes) != seg->sums[c.index]) {
+            return imp_fail(IMP_E_CORRUPT, "test: checksum of chunk %u", c.index);
+        }
+        for (; i < n && from + i < c.first_token + c.n_tokens; i++) {
+            uint16_t want[WORLD_ROW / 2], got[WORLD_ROW / 2];
+            const unsigned char *at = buf + (from + i - c.first_token) * row;
+            make_row(h[i], layer, value, want);
+            bool ok;
+            if (m->rest == IMP_REST_RAW) {
+                ok = memcmp(at, want, WORLD_ROW) == 0;
+            } else if (value) {
+                imp_rows_v8_decode(IMP_TYPE_F16, at, n_row, got);
+                ok = close_to(got, want, true);
+            } else {
+                const uint16_t *s = (const uint16_t *)(const void *)scales + (from + i) / IMP_GROUP_TOKENS * n_row;
+                imp_rows_k8_decode(IMP_TYPE_F16, (const int8_t *)at, s, n_row, got);
+                ok = close_to(got, want, false);
+            }
+            if (!ok) {
+                fprintf(stderr, "wrong %s row: segment %016llx, layer %u, token %u\n", value ? "value" : "key",
+                        (unsigned long long)seg->id, layer, from + i);
+                return imp_fail(IMP_E_CORRUPT, "test: wrong row");
+            }
+        }
+    }
+    return 0;
+}
+
+static int check_span(const imp_span *span, const imp_hash128 *h)
+{
+    const imp_seg_meta *m = imp_seg_layout_meta(span->seg->layout);
+    imp_chunk_place s = imp_seg_chunk(span->seg->layout, IMP_REGION_SCALES, 0, 0);
+    size_t most = 256 * WORLD_ROW * 2;
+    unsigned char *buf = imp_aligned(4096, most), *scales = imp_aligned(4096, s.n_bytes + 4096);
+    int rc = buf && scales ? 0 : imp_fail(IMP_E_NOMEM, "test");
+    for (uint32_t l = 0; rc == 0 && l < WORLD_LAYERS; l++) {
+        if (m->rest == IMP_REST_Q8) {
+            s = imp_seg_chunk(span->seg->layout, IMP_REGION_SCALES, l, 0);
+            rc = imp_io_read(span->seg->file, s.offset, scales, s.n_bytes);
+        }
+        for (int value = 0; rc == 0 && value < 2; value++) {
+            rc = check_region(span->seg, l, value, span->segment_first, span->n_tokens, h, buf, scales);
+        }
+    }
+    imp_free(scales);
+    imp_free(buf);
+    return rc;
+}
+
+int64_t imp_world_check(imp_world *w, const int32_t *tokens, size_t n, bool exact_only)
+{
+    imp_path path;
+    uint64_t header_bytes;
+    int rc = imp_store_match(w->store, w->space->id, tokens, n, exact_only, &path, &header_bytes);
+    if (rc < 0) return rc;
+    int64_t n_matched = (int64_t)path.n_tokens;
+    imp_hash128 *h = imp_malloc((n + 1) * sizeof *h), at = w->space->id;
+    if (!h) rc = imp_fail(IMP_E_NOMEM, "test");
+    for (size_t i = 0; h && i < n; i++) h[i] = at = imp_prefix_hash(at, tokens + i, 1);
+    uint64_t depth = 0;
+    for (size_t i = 0; rc == 0 && i < path.n_spans; i++) {
+        if (path.spans[i].depth != depth) rc = imp_fail(IMP_E_CORRUPT, "test: a gap in the path");
+        if (exact_only && path.spans[i].derived) rc = imp_fail(IMP_E_CORRUPT, "test: derived for exact");
+        if (rc == 0) rc = check_span(&path.spans[i], h + depth);
+        depth += path.spans[i].n_tokens;
+    }
+    if (rc == 0 && depth != path.n_tokens) rc = imp_fail(IMP_E_CORRUPT, "test: the path's length");
+    imp_free(h);
+    imp_store_unpin(w->store, &path);
+    return rc < 0 ? rc : n_matched;
+}
+
+static void print(const imp_finding *f, void *user)
+{
+    if (*(bool *)user) fprintf(stderr, "verify: %s: %s\n", f->file, f->what);
+}
+
+int64_t imp_world_verify(imp_world *w, bool repair, bool loud)
+{
+    return imp_store_verify(w->store, repair, print, NULL, &loud);
+}
+
+static _Thread_local uint64_t du_sum;
+
+static int add(const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+    (void)path;
+    (void)type;
+    (void)ftw;
+    du_sum += (uint64_t)st->st_blocks * 512;
+    return 0;
+}
+
+uint64_t imp_world_du(const char *dir)
+{
+    du_sum = 0;
+    nftw(dir, add, 16, FTW_PHYS);
+    return du_sum;
+}
