@@ -119,7 +119,6 @@ int imp_test_make_file(const char *path, uint64_t n_bytes, uint64_t seed_of_file
         if (write(fd, buf, n) != (ssize_t)n) rc = -1;
         at += n;
     }
-    if (fsync(fd) != 0) rc = -1;
     close(fd);
     return rc;
 }
