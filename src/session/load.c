@@ -132,10 +132,8 @@ static int await_run(imp_load *load, slot *s, uint32_t at)
     count_read(load, r);
     if (r->op.status == 0) return 0;
 
-    char why[256], line[384];
-    snprintf(why, sizeof why, "%s", imp_last_error());
-    snprintf(line, sizeof line, "segments/%016llx.seg: reading %zu bytes at %llu failed: %s",
-             (unsigned long long)s->runs[at].seg->id, r->op.n_bytes, (unsigned long long)r->op.offset, why);
+    char line[512];
+    snprintf(line, sizeof line, "%s", imp_last_error()); /* src/io says which file, where and why */
     imp_store_count_io_error(load->store, line);
     return load->dead = imp_fail(IMP_E_IO, "%s", line);
 }
@@ -162,11 +160,10 @@ static int check_piece(imp_load *load, slot *s, uint32_t layer, const imp_plan_s
 
     uint32_t chunk;
     imp_region region = imp_plan_piece_region(span, at, &chunk);
-    char line[160];
-    snprintf(line, sizeof line, "segments/%016llx.seg: chunk %u of layer %u's %s doesn't match its checksum",
-             (unsigned long long)seg->id, chunk, layer, names[region]);
-    imp_store_drop_bad(load->store, seg, region, layer, chunk, line);
-    return load->dead = imp_fail(IMP_E_CORRUPT, "%s", line);
+    char what[128];
+    snprintf(what, sizeof what, "chunk %u of layer %u's %s doesn't match its checksum", chunk, layer, names[region]);
+    imp_store_drop_bad(load->store, seg, region, layer, chunk, what);
+    return load->dead = imp_fail(IMP_E_CORRUPT, "segments/%016llx.seg: %s", (unsigned long long)seg->id, what);
 }
 
 /* -------------------------------------------------------------------------------------------------- streaming ---- */
