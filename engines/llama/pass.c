@@ -1,0 +1,338 @@
+/* pass.c: one sequence over a load.
+ *
+ *     tokens    0 .................. P ............ n0 ......... n      n0: where the batch being decoded starts
+ *               loaded, whole or k   computed, no   computed
+ *               of them per layer    outputs
+ *     positions       [P-k ...... P) [P .......................n)
+ *
+ * Keys are stored after RoPE, so a token's rows mean the same in any cell. k cells are taken just below the query without
+ * computing anything; while the query's layers run, each layer's rows are written into the same cells.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "adapter.h"
+
+enum {
+    TRIES = 3,            /* passes over loads that fail before everything is computed */
+    MIN_PARTIAL = 64,     /* a shorter one is loaded whole */
+    QUERY_ROWS = 32       /* that score, where the request says nothing else: as imp_load_opts */
+};
+
+typedef struct plan {
+    size_t prefix;  /* P; 0: compute everything */
+    bool partial;
+    imp_load_opts opts;
+} plan;
+
+static plan make_plan(const imp_llama *ctx, const lc_seq *s, bool whole, size_t n_min_computed)
+{
+    const imp_llama_request *r = &s->request;
+    plan p = {.prefix = s->n_leased};
+    imp_load_opts_init(&p.opts);
+    p.opts.switches = r->switches;
+    p.opts.n_keep_first = r->n_keep_first;
+    p.opts.n_keep_last = r->n_keep_last;
+    p.opts.max_query_rows = r->max_query_rows;
+
+    bool selects = !whole && r->switches.identify != IMP_IDENTIFY_NONE && r->retention < 1 && ctx->fit == IMP_LLAMA_FIT_FULL;
+    if (selects && s->n > ctx->min_query) {
+        size_t prefix = p.prefix, most = s->n - ctx->min_query;
+        if (prefix > most) prefix = most;
+        size_t k = (size_t)ceil(r->retention * (double)prefix);
+        p.partial = prefix >= MIN_PARTIAL && k < prefix;
+        if (p.partial) {
+            p.prefix = prefix;
+            p.opts.retention = r->retention;
+        }
+    }
+    if (!p.partial) {
+        p.opts.switches.identify = IMP_IDENTIFY_NONE;
+        p.opts.retention = 1;
+        if (p.prefix > s->n - n_min_computed) p.prefix = s->n - n_min_computed;
+        if (p.prefix < LC_MIN_PREFIX) p.prefix = 0;
+    }
+    return p;
+}
+
+/* ---- filling */
+
+/* The last rows of the query, in memory that can be read. */
+static int read_query(imp_llama *ctx, const lc_seq *s, const struct ggml_tensor *attention, imp_query *out)
+{
+    const struct ggml_tensor *q = attention->src[0];
+    struct ggml_tensor *root = lc_root(attention->src[0]);
+    size_t n = (size_t)q->ne[1], most = s->request.max_query_rows ? s->request.max_query_rows : QUERY_ROWS;
+    size_t rows = n < most ? n : most, at = q->view_offs + (n - rows) * q->nb[1];
+    float params[3]; /* scale, ALiBi's bias, soft cap */
+    memcpy(params, attention->op_params, sizeof params);
+
+    *out = (imp_query){
+        .row_stride = q->nb[1] / sizeof(float), .head_stride = q->nb[2] / sizeof(float),
+        .n_rows = rows, .n_heads = (uint32_t)q->ne[2], .scale = params[0], .softcap = params[2],
+    };
+    if (ggml_backend_buffer_is_host(root->buffer)) {
+        out->q = (const float *)((const char *)root->data + at);
+        return 0;
+    }
+    size_t bytes = (rows - 1) * q->nb[1] + (size_t)(q->ne[2] - 1) * q->nb[2] + (size_t)q->ne[0] * sizeof(float);
+    float *copy = lc_buffer_need(&ctx->stage_q, bytes);
+    if (!copy) return lc_error(IMP_E_NOMEM, "no memory for %zu rows of queries", rows);
+    ggml_backend_tensor_get(root, copy, at, bytes);
+    out->q = copy;
+    return 0;
+}
+
+typedef struct filling {
+    lc_seq *s;
+    bool asked; /* layers of this load were asked for already: the next ubatch is another pass over it */
+} filling;
+
+static int fill_layer(imp_llama *ctx, void *user, size_t layer, const struct ggml_tensor *attention)
+{
+    filling *f = user;
+    lc_seq *s = f->s;
+    imp_query query;
+    int rc = layer == 0 && f->asked ? imp_load_rewind(s->load) : 0;
+    f->asked = true;
+    if (!rc && s->partial) rc = read_query(ctx, s, attention, &query);
+    if (!rc) rc = imp_load_select(s->load, (uint32_t)layer, s->partial ? &query : NULL, NULL);
+    if (!rc) rc = lc_cells_gather(ctx, s->load, layer, s->placed, s->n_placed);
+    return rc;
+}
+
+/* Load the whole prefix outside of a pass. */
+static int fill_now(imp_llama *ctx, lc_seq *s)
+{
+    int rc = 0;
+    for (size_t l = 0; l < ctx->n_sites && !rc; l++) {
+        rc = imp_load_select(s->load, (uint32_t)l, NULL, NULL);
+        if (!rc) rc = lc_cells_gather(ctx, s->load, l, s->placed, s->n_placed);
+    }
+    return rc;
+}
+
+static void end_load(lc_seq *s)
+{
+    if (s->load) {
+        imp_load_stats st;
+        imp_llama_report *r = &s->report;
+        imp_load_end(s->load, &st);
+        s->load = NULL;
+        r->identify_ns += st.identify_ns;
+        r->io_wait_ns += st.io_wait_ns;
+        r->gather_ns += st.gather_ns;
+        r->bytes_read += st.bytes_read;
+        r->identify_bytes += st.identify_bytes;
+        r->host_hit_bytes += st.host_hit_bytes;
+        r->mass = st.mass;
+    }
+    lc_seq_release(s);
+}
+
+/* ---- decoding */
+
+static void put(struct llama_batch *b, llama_token token, llama_pos pos, llama_seq_id id, bool output)
+{
+    int32_t i = b->n_tokens++;
+    b->token[i] = token;
+    b->pos[i] = pos;
+    b->n_seq_id[i] = 1;
+    b->seq_id[i][0] = id;
+    b->logits[i] = output;
+}
+
+/* Give llama.cpp the chance to run a graph of its own (moving shifted keys) before a pass that computes nothing. */
+static int32_t settle(imp_llama *ctx, llama_seq_id id)
+{
+    if (!ctx->shift_pending) return 0;
+    ctx->work.n_tokens = 0;
+    put(&ctx->work, 0, 0, id, false);
+    int32_t rc = lc_hook_decode(ctx, ctx->work, LC_HOOK_WATCH, NULL);
+    llama_memory_seq_rm(ctx->memory, id, -1, -1);
+    return rc;
+}
+
+int32_t lc_pass_place(imp_llama *ctx, llama_seq_id id, llama_pos end, size_t k, uint32_t *cells)
+{
+    size_t most = ctx->n_ubatch < ctx->n_batch ? ctx->n_ubatch : ctx->n_batch;
+    int32_t rc = settle(ctx, id);
+    for (size_t i = 0; i < k && rc == 0;) {
+        size_t n = k - i < most ? k - i : most;
+        int error;
+        ctx->work.n_tokens = 0;
+        for (size_t j = 0; j < n; j++) put(&ctx->work, 0, end - (llama_pos)(k - i - j), id, false);
+        rc = lc_hook_decode(ctx, ctx->work, LC_HOOK_PLACE, &error);
+        if (rc == 0 && error) rc = -3;
+        if (rc == 0) memcpy(cells + i, ctx->hook.cells, n * sizeof *cells);
+        i += n;
+    }
+    if (rc != 0) llama_memory_seq_rm(ctx->memory, id, -1, -1);
+    return rc;
+}
+
+/* Compute tokens [from, s->n). The outputs are those of the last n_batch tokens. */
+static int32_t decode_span(imp_llama *ctx, llama_seq_id id, size_t from, size_t n_batch, const int32_t *outputs,
+                           lc_hook_mode mode, int *error)
+{
+    lc_seq *s = &ctx->seqs[id];
+    size_t n0 = s->n - n_batch;
+    filling f = {s, false};
+    lc_hook *h = &ctx->hook;
+    h->fill = fill_layer;
+    h->fill_user = &f;
+    h->fill_once = !s->partial;
+    h->placed = s->placed;
+    h->n_placed = s->n_placed;
+    *error = 0;
+
+    for (size_t first = from; first < s->n;) {
+        size_t n = s->n - first < ctx->n_batch ? s->n - first : ctx->n_batch;
+        ctx->work.n_tokens = 0;
+        for (size_t i = first; i < first + n; i++) {
+            put(&ctx->work, s->tokens[i], (llama_pos)i, id, i >= n0 && outputs && outputs[i - n0] >= 0);
+        }
+        h->n_visible = mode == LC_HOOK_FILL ? s->n_placed + (first - s->n_loaded) + 1 : 0;
+        int32_t rc = lc_hook_decode(ctx, ctx->work, mode, error);
+        if (rc != 0 || *error) return rc;
+        lc_seq_set_cells(s, first, h->cells, n);
+        if (s->exact == first) s->exact = first + n;
+        for (size_t i = first; i < first + n; i++) {
+            if (!ctx->work.logits[i - first]) continue;
+            const float *logits = llama_get_logits_ith(ctx->lctx, (int32_t)(i - first));
+            if (!logits) return -3;
+            memcpy(ctx->out + (size_t)outputs[i - n0] * ctx->n_vocab, logits, ctx->n_vocab * sizeof *logits);
+        }
+        if (!s->partial) mode = LC_HOOK_WATCH;
+        first += n;
+    }
+    return 0;
+}
+
+/* From an empty sequence on, by the plan. On failure some cells may be held. */
+static int32_t try_once(imp_llama *ctx, llama_seq_id id, const plan *p, bool now, size_t n_batch, const int32_t *outputs,
+                        int *error)
+{
+    lc_seq *s = &ctx->seqs[id];
+    size_t matched = s->n_leased;
+    imp_llama_report *r = &s->report;
+    *error = 0;
+    r->way = !p->prefix ? IMP_LLAMA_WAY_COMPUTED : p->partial ? IMP_LLAMA_WAY_PARTIAL : IMP_LLAMA_WAY_WHOLE;
+    r->matched_tokens = p->prefix;
+    r->loaded_tokens = 0;
+    r->query_tokens = s->n - p->prefix;
+    r->bytes_full = p->prefix && s->lease ? s->info.bytes_full : 0;
+    r->mass = 1;
+
+    s->state = LC_SEQ_REAL;
+    s->saved = matched;
+    s->partial = p->partial;
+    s->n_loaded = s->sound = p->prefix;
+    s->n_placed = 0;
+    s->exact = p->partial || s->info.rounded ? 0 : s->info.n_exact < p->prefix ? s->info.n_exact : p->prefix;
+    if (!p->prefix) {
+        lc_seq_release(s);
+        s->exact = 0;
+        return decode_span(ctx, id, 0, n_batch, outputs, LC_HOOK_WATCH, error);
+    }
+
+    if (p->prefix < matched) *error = imp_lease_trim(s->lease, p->prefix);
+    if (!*error) *error = imp_load_begin(s->lease, &p->opts, &s->load);
+    if (*error) return 0;
+    size_t k = imp_load_count(s->load);
+    uint32_t *placed = realloc(s->placed, k * sizeof *placed);
+    if (!placed) {
+        *error = lc_error(IMP_E_NOMEM, "no memory for %zu cells", k);
+        return 0;
+    }
+    s->placed = placed;
+    s->n_placed = k;
+    r->loaded_tokens = k;
+
+    int32_t rc = lc_pass_place(ctx, id, (llama_pos)p->prefix, k, s->placed);
+    if (rc != 0) return rc;
+    if (!p->partial) memcpy(s->cells, s->placed, k * sizeof *placed);
+    if (now) *error = fill_now(ctx, s);
+    if (!*error) rc = decode_span(ctx, id, p->prefix, n_batch, outputs, now ? LC_HOOK_WATCH : LC_HOOK_FILL, error);
+    return rc;
+}
+
+void lc_pass_drop(imp_llama *ctx, llama_seq_id id)
+{
+    lc_seq *s = &ctx->seqs[id];
+    end_load(s);
+    llama_memory_seq_rm(ctx->memory, id, -1, -1);
+    lc_seq_note(s);
+}
+
+/* A pass over a load failed: what now? Returns how many tries that used up. */
+static int judge(imp_llama *ctx, lc_seq *s, int error)
+{
+    s->report.retries++;
+    lc_say(IMP_LOG_WARN, "a load failed and is done again with less or without: %s", imp_last_error());
+    if (error == IMP_E_UNSUPPORTED) { /* the graph isn't what the self-check saw */
+        lc_say(IMP_LOG_ERROR, "the store is no longer used by this context: %s", imp_last_error());
+        strncpy(ctx->why, imp_last_error(), sizeof ctx->why - 1);
+        ctx->fit = IMP_LLAMA_FIT_NONE;
+    }
+    return error == IMP_E_IO || error == IMP_E_CORRUPT || error == IMP_E_STALE ? 1 : TRIES;
+}
+
+static int32_t run(imp_llama *ctx, llama_seq_id id, size_t limit, bool whole, size_t n_batch, const int32_t *outputs,
+                   int tries)
+{
+    lc_seq *s = &ctx->seqs[id];
+    for (;;) {
+        if (tries > 0 && tries < TRIES) lc_seq_match(ctx, s, limit);
+        if (tries >= TRIES) lc_seq_release(s);
+        plan p = make_plan(ctx, s, whole, whole ? 0 : 1);
+        int error;
+        int32_t rc = try_once(ctx, id, &p, whole, n_batch, outputs, &error);
+        if (rc == 0 && !error) return 0;
+        bool computed = p.prefix == 0;
+        lc_pass_drop(ctx, id);
+        if (rc != 0) return rc;
+        if (computed) return -3;
+        tries += judge(ctx, s, error);
+    }
+}
+
+int32_t lc_pass_run(imp_llama *ctx, llama_seq_id id, size_t n_batch, const int32_t *outputs)
+{
+    lc_seq *s = &ctx->seqs[id];
+    size_t n0 = s->n - n_batch, first_output = 0;
+    while (first_output < n_batch && outputs[first_output] < 0) first_output++;
+    int tries = 0;
+    int32_t rc = 0;
+
+    if (s->load) {
+        int error;
+        s->report.query_tokens += n_batch;
+        rc = decode_span(ctx, id, n0, n_batch, outputs, LC_HOOK_FILL, &error);
+        if (rc == 0 && error) {
+            lc_pass_drop(ctx, id);
+            tries = judge(ctx, s, error);
+        }
+    } else if (first_output == n_batch && s->n_leased == s->n) {
+        return 0; /* still nothing that has to be computed */
+    }
+    if (s->state == LC_SEQ_NOTED) rc = run(ctx, id, n0 + first_output, false, n_batch, outputs, tries);
+    if (rc == 0 && (first_output < n_batch || !s->partial)) end_load(s);
+    return rc;
+}
+
+int32_t lc_pass_whole(imp_llama *ctx, llama_seq_id id)
+{
+    lc_seq *s = &ctx->seqs[id];
+    if (s->state == LC_SEQ_REAL && s->partial) lc_pass_drop(ctx, id);
+    if (s->state != LC_SEQ_NOTED || s->n == 0) return 0;
+
+    bool use_derived = s->request.use_derived;
+    s->request.use_derived = false;
+    lc_seq_match(ctx, s, s->n);
+    int32_t rc = run(ctx, id, s->n, true, 0, NULL, 0);
+    s->request.use_derived = use_derived;
+    end_load(s);
+    return rc;
+}

@@ -1,0 +1,63 @@
+/* space.c: what has to be equal before KV is shared. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "adapter.h"
+
+bool lc_space_type(enum ggml_type t, imp_type *out)
+{
+    switch (t) {
+    case GGML_TYPE_F16: *out = IMP_TYPE_F16; return true;
+    case GGML_TYPE_BF16: *out = IMP_TYPE_BF16; return true;
+    case GGML_TYPE_Q8_0: *out = IMP_TYPE_Q8_0; return true;
+    default: return false;
+    }
+}
+
+int lc_space_describe(imp_llama *ctx, const lc_adapter_id *adapters, size_t n_adapters, imp_space **out)
+{
+    imp_layer_shape *layers = calloc(ctx->n_sites, sizeof *layers);
+    imp_hash128 *files = calloc(ctx->n_files, sizeof *files);
+    char engine[96], name[128], arch[64] = "";
+    imp_type type_k, type_v;
+    int rc = 0;
+    *out = NULL;
+    if (!layers || !files) {
+        rc = lc_error(IMP_E_NOMEM, "no memory to describe the model");
+        goto out;
+    }
+    for (size_t i = 0; i < ctx->n_files && !rc; i++) rc = imp_store_fingerprint(ctx->store, ctx->files[i], &files[i]);
+    if (rc < 0) goto out;
+    for (size_t l = 0; l < ctx->n_sites; l++) layers[l] = ctx->sites[l].shape;
+    if (!lc_space_type(ctx->sites[0].k->type, &type_k) || !lc_space_type(ctx->sites[0].v->type, &type_v)) {
+        rc = lc_error(IMP_E_UNSUPPORTED, "the cache's type can't be stored");
+        goto out;
+    }
+    snprintf(engine, sizeof engine, "llama.cpp, ggml %s, KV 1", ggml_version());
+    llama_model_desc(ctx->model, name, sizeof name);
+    llama_model_meta_val_str(ctx->model, "general.architecture", arch, sizeof arch);
+    /* A quantised cache holds keys and values multiplied by a Hadamard matrix, unless this says otherwise. */
+    const char *no_rotation = getenv("LLAMA_ATTN_ROT_DISABLE");
+    int32_t rotation_off = no_rotation ? atoi(no_rotation) : 0;
+
+    const imp_field fields[] = {
+        {"files", files, ctx->n_files * sizeof *files},
+        {"architecture", arch, strlen(arch)},
+        {"graph", ctx->probe.graph, ctx->probe.n_graph}, /* RoPE as it is in force, overrides that show, ... */
+        {"attention", "flash", 5},
+        {"rotation_off", &rotation_off, sizeof rotation_off},
+        {"adapters", adapters, n_adapters * sizeof *adapters},
+    };
+    const imp_space_desc desc = {
+        .struct_bytes = sizeof desc,
+        .model_name = name, .engine = engine, .weights = files[0], .type_k = type_k, .type_v = type_v,
+        .n_layers = (uint32_t)ctx->n_sites, .layers = layers,
+        .fields = fields, .n_fields = sizeof fields / sizeof fields[0], .salt = ctx->salt,
+    };
+    rc = imp_space_open(ctx->store, &desc, out);
+out:
+    free(files);
+    free(layers);
+    return rc;
+}
