@@ -924,7 +924,7 @@ static void test_forged_rows(void **state)
     (void)state;
     static const char *const changes[] = {
         "DELETE FROM node WHERE id = 20",
-        "UPDATE node SET parent = 0 WHERE id = 20",
+        "UPDATE node SET parent = parent + 1 WHERE id = 20",
         "UPDATE node SET flags = flags + 4 WHERE id = 20",
         "UPDATE node SET id = 7777 WHERE id = 20",
         "UPDATE node SET tokens = zeroblob(4 * n_tokens) WHERE id = 20",
