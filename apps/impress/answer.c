@@ -128,7 +128,7 @@ int app_generate(imp_llama *ctx, const app_prompt *prompt, size_t max_tokens, do
     return rc;
 }
 
-static double log_sum_exp(const float *x, size_t n, size_t *top)
+static double log_sum_exp_top(const float *x, size_t n, size_t *top)
 {
     *top = 0;
     for (size_t i = 1; i < n; i++)
@@ -138,10 +138,16 @@ static double log_sum_exp(const float *x, size_t n, size_t *top)
     return (double)x[*top] + log(sum);
 }
 
+double app_log_sum_exp(const float *logits, size_t n)
+{
+    size_t top;
+    return log_sum_exp_top(logits, n, &top);
+}
+
 double app_kl(const float *reference, const float *logits, size_t n, bool *top1_same)
 {
     size_t top_r, top_l;
-    double zr = log_sum_exp(reference, n, &top_r), zl = log_sum_exp(logits, n, &top_l);
+    double zr = log_sum_exp_top(reference, n, &top_r), zl = log_sum_exp_top(logits, n, &top_l);
     double kl = 0;
     for (size_t i = 0; i < n; i++) {
         double lr = (double)reference[i] - zr;

@@ -38,6 +38,9 @@ int app_generate(imp_llama *ctx, const app_prompt *prompt, size_t max_tokens, do
 /* The logits after app_prefill(), [n_vocab]; NULL after a line if there are none. */
 const float *app_logits(imp_llama *ctx);
 
+/* log of the sum of exp over n > 0 logits: a logit minus it is the log-probability of its token. */
+double app_log_sum_exp(const float *logits, size_t n);
+
 /* KL(softmax(reference) || softmax(logits)) in nats, and whether the largest entry is the same. */
 double app_kl(const float *reference, const float *logits, size_t n, bool *top1_same);
 

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "impress/impress.h"
 #include "text.h"
 
 int app_fail(const char *fmt, ...)
@@ -19,6 +20,14 @@ int app_fail(const char *fmt, ...)
     va_end(ap);
     return 1;
 }
+
+static void on_log(imp_log_level level, const char *line, void *user)
+{
+    (void)user;
+    fprintf(stderr, "impress: %s%s\n", level == IMP_LOG_ERROR ? "error: " : level == IMP_LOG_WARN ? "warning: " : "", line);
+}
+
+void app_log_show(bool verbose) { imp_log_set(on_log, NULL, verbose ? IMP_LOG_INFO : IMP_LOG_WARN); }
 
 /* llama.cpp reports why a load failed only through its log: keep the last error line. */
 static char last_error[512];
@@ -97,8 +106,8 @@ int app_read_text(const char *path, char **text, size_t *n_bytes)
     return 0;
 }
 
-static bool prompt_append(const struct llama_vocab *vocab, app_prompt *p, const char *text, size_t n_bytes, bool bos,
-                          bool special)
+bool app_prompt_append(const struct llama_vocab *vocab, app_prompt *p, const char *text, size_t n_bytes, bool bos,
+                       bool special)
 {
     if (n_bytes > INT32_MAX / 2) return false;
     int32_t need = -llama_tokenize(vocab, text, (int32_t)n_bytes, NULL, 0, bos, special);
@@ -155,13 +164,13 @@ int app_prompt_make(const struct llama_model *model, const char *prefix, size_t 
     memcpy(body + prefix_bytes + 2, question, question_bytes + 1);
 
     /* The prefix is what the tokens with and without the question have in common: a token may span the seam. */
-    if (head && (!prompt_append(vocab, out, head, strlen(head), true, true) ||
-                 !prompt_append(vocab, &shared, head, strlen(head), true, true)))
+    if (head && (!app_prompt_append(vocab, out, head, strlen(head), true, true) ||
+                 !app_prompt_append(vocab, &shared, head, strlen(head), true, true)))
         goto end;
-    if (!prompt_append(vocab, out, body, prefix_bytes + 2 + question_bytes, raw, false) ||
-        !prompt_append(vocab, &shared, body, prefix_bytes + 2, raw, false))
+    if (!app_prompt_append(vocab, out, body, prefix_bytes + 2 + question_bytes, raw, false) ||
+        !app_prompt_append(vocab, &shared, body, prefix_bytes + 2, raw, false))
         goto end;
-    if (tail && !prompt_append(vocab, out, tail, strlen(tail), false, true)) goto end;
+    if (tail && !app_prompt_append(vocab, out, tail, strlen(tail), false, true)) goto end;
     while (out->n_prefix < shared.n && out->n_prefix < out->n &&
            shared.tokens[out->n_prefix] == out->tokens[out->n_prefix])
         out->n_prefix++;

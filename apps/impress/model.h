@@ -10,6 +10,9 @@
 /* Say one line, "impress: ...", on stderr and return 1: the exit code of failure. */
 int app_fail(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
+/* From now on the library's log goes to stderr: warnings and errors, with `verbose` all. */
+void app_log_show(bool verbose);
+
 /* Load `path`. llama.cpp's own log lines are shown with `verbose` only; on failure one line says what and where.
  * Returns 0 or an exit code. */
 int app_model_load(const char *path, bool verbose, struct llama_model **out);
@@ -28,6 +31,10 @@ typedef struct app_prompt {
 int app_prompt_make(const struct llama_model *model, const char *prefix, size_t prefix_bytes, const char *question,
                     bool raw, app_prompt *out);
 void app_prompt_free(app_prompt *p);
+
+/* Add the tokens of a text to a prompt. False: no memory, or too long. */
+bool app_prompt_append(const struct llama_vocab *vocab, app_prompt *p, const char *text, size_t n_bytes, bool bos,
+                       bool special);
 
 /* The text of one token, into a buffer. Returns its length. */
 size_t app_token_text(const struct llama_model *model, llama_token token, char *buf, size_t n);

@@ -305,12 +305,6 @@ static int print_json(const run *r)
     return report_print_json(all);
 }
 
-static void on_log(imp_log_level level, const char *line, void *user)
-{
-    (void)user;
-    fprintf(stderr, "impress: %s%s\n", level == IMP_LOG_ERROR ? "error: " : level == IMP_LOG_WARN ? "warning: " : "", line);
-}
-
 int cmd_run(int argc, char **argv)
 {
     run_settings s = {.n_answer = 128, .n_batch = 2048, .n_ubatch = 512, .seed = 1};
@@ -328,7 +322,7 @@ int cmd_run(int argc, char **argv)
         return opt_misuse(&command, "--system %s loads every token: --retention has no meaning for it", r.system.name);
     opts.cache = r.system.request.switches.cache;
 
-    imp_log_set(on_log, NULL, s.verbose ? IMP_LOG_INFO : IMP_LOG_WARN);
+    app_log_show(s.verbose);
     const char *dir = store_settings_dir(&s.store);
     if (!dir && s.compare) return opt_misuse(&command, "--compare needs a store");
     r.rows = calloc(3 * s.questions.n, sizeof *r.rows);

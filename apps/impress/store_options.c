@@ -40,13 +40,18 @@ static void make_parents(char *path)
     }
 }
 
-const char *store_settings_dir(const store_settings *s)
+const char *store_default_dir(const char *name)
 {
     static char path[4096];
-    if (s->dir) return strcmp(s->dir, "none") ? s->dir : NULL;
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    if (cache && *cache) snprintf(path, sizeof path, "%s/impress/store", cache);
-    else snprintf(path, sizeof path, "%s/.cache/impress/store", home && *home ? home : ".");
+    if (cache && *cache) snprintf(path, sizeof path, "%s/impress/%s", cache, name);
+    else snprintf(path, sizeof path, "%s/.cache/impress/%s", home && *home ? home : ".", name);
     make_parents(path);
     return path;
+}
+
+const char *store_settings_dir(const store_settings *s)
+{
+    if (s->dir) return strcmp(s->dir, "none") ? s->dir : NULL;
+    return store_default_dir("store");
 }

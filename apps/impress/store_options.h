@@ -12,11 +12,15 @@ typedef struct store_settings {
     bool no_direct;
 } store_settings;
 
-/* Table entries; `base` is the settings struct that has a member `store` of type store_settings. */
+/* Table entries; `base` is the settings struct that has a member `store` of type store_settings. STORE_OPTS_HOW are those
+ * that say how a store is read and written, not which one. */
 #define STORE_OPTS(base)                                                                                               \
     {"store", 0, OPT_TEXT, offsetof(base, store.dir), "DIR",                                                           \
      "the store's directory (default: ~/.cache/impress/store);\n`none`: nothing is kept", false},                      \
     {"limit", 0, OPT_SIZE, offsetof(base, store.limit), "SIZE", "size limit of the store (default: 10G)", false},      \
+    STORE_OPTS_HOW(base)
+
+#define STORE_OPTS_HOW(base)                                                                                           \
     {"min-store", 0, OPT_COUNT, offsetof(base, store.min_store), "N",                                                  \
      "store no fewer than N new tokens (default: 64)", false},                                                         \
     {"rest", 0, OPT_TEXT, offsetof(base, store.rest), "TYPE",                                                          \
@@ -36,5 +40,8 @@ int store_settings_apply(const opt_command *command, const store_settings *s, im
 /* The directory in force: the option, else $XDG_CACHE_HOME/impress/store, else ~/.cache/impress/store. NULL for `none`.
  * Makes the folders above the default one. Static storage. */
 const char *store_settings_dir(const store_settings *s);
+
+/* $XDG_CACHE_HOME/impress/NAME, else ~/.cache/impress/NAME, its folders made. Static storage. */
+const char *store_default_dir(const char *name);
 
 #endif
