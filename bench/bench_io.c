@@ -1,4 +1,5 @@
-/* bench_io.c: how fast a file is read from its start to its end through src/io, `depth` reads of `block` bytes in flight.
+/* bench_io.c: how fast a file is read from its start to its end through src/io, `depth` reads of `block` bytes in
+ * flight.
  *
  *     bench-io FILE [uring|threads] [block bytes] [depth] [bytes per second]
  *
@@ -37,7 +38,8 @@ static int read_all(imp_io_queue *q, imp_io_file *file, const options *o, imp_io
     unsigned char *arena = imp_io_queue_arena(q, NULL);
     uint64_t n = imp_io_file_bytes(file) / o->block, next = 0;
     for (; next < n && next < o->depth; next++) {
-        ops[next] = (imp_io_op){.file = file, .offset = next * o->block, .buf = arena + next * o->block, .n_bytes = o->block};
+        ops[next] = (imp_io_op){
+            .file = file, .offset = next * o->block, .buf = arena + next * o->block, .n_bytes = o->block};
         imp_io_submit(q, &ops[next]);
     }
     for (uint64_t done = 0; done < n; done++) {
@@ -58,7 +60,9 @@ static int run(const options *o)
     imp_io_file *file = NULL;
     imp_io_queue *q = NULL;
     imp_io_op *ops = imp_calloc(o->depth, sizeof *ops);
-    int rc = ops ? imp_io_new(o->dir, o->mode, IMP_STORE_READONLY, o->bytes_per_s, &io) : imp_fail(IMP_E_NOMEM, "no memory");
+    int rc = ops ? 0 : imp_fail(IMP_E_NOMEM, "no memory");
+    if (rc < 0) goto out;
+    rc = imp_io_new(o->dir, o->mode, IMP_STORE_READONLY, o->bytes_per_s, &io);
     if (rc < 0) goto out;
     rc = imp_io_open(io, o->name, imp_io_alignment(io), &file);
     if (rc < 0) goto out;
@@ -71,8 +75,8 @@ static int run(const options *o)
     double s = (double)(imp_now_ns() - start) / 1e9;
     cpu = cpu_s() - cpu;
     uint64_t bytes = imp_io_bytes_read(io);
-    printf("%s: %zu bytes x %u: %" PRIu64 " bytes, %.0f MB/s, %.0f us of CPU per MB\n", imp_io_describe(io), o->block, o->depth,
-           bytes, (double)bytes / s / 1e6, cpu * 1e12 / (double)bytes);
+    printf("%s: %zu bytes x %u: %" PRIu64 " bytes, %.0f MB/s, %.0f us of CPU per MB\n", imp_io_describe(io), o->block,
+           o->depth, bytes, (double)bytes / s / 1e6, cpu * 1e12 / (double)bytes);
 out:
     if (rc < 0) fprintf(stderr, "%s\n", imp_last_error());
     imp_io_queue_free(q);

@@ -25,7 +25,7 @@ void imp_rng_seed_os(imp_rng *r)
 {
     uint64_t seed;
     if (getrandom(&seed, sizeof seed, 0) != (ssize_t)sizeof seed) {
-        /* Ids are checked for collisions where they are used, so time and process do when the kernel has none to give. */
+        /* Ids are checked for collisions where they are used, so time and process will do. */
         seed = imp_now_ns() ^ (uint64_t)getpid() << 40 ^ (uint64_t)(uintptr_t)r;
     }
     imp_rng_seed(r, seed);

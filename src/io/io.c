@@ -22,8 +22,8 @@ enum { COARSE = 4096, FINE = 512 };
 
 /* ---- names */
 
-/* Split "segments/ab.seg" and open the directory that holds the last part; each directory on the way must be a real one,
- * not a link. Returns 0, or a positive errno. */
+/* Split "segments/ab.seg" and open the directory that holds the last part; each directory on the way must be a real
+ * one, not a link. Returns 0, or a positive errno. */
 static int open_parent(const imp_io *io, const char *name, int *fd, const char **last)
 {
     *fd = -1;
@@ -272,8 +272,8 @@ uint64_t imp_io_bytes_written(const imp_io *io)
 
 /* ---- files */
 
-/* O_NONBLOCK so that a pipe put in a file's place can't hang us; afterwards it goes, because io_uring takes it as an order
- * never to wait. */
+/* O_NONBLOCK so that a pipe put in a file's place can't hang us; afterwards it goes, because io_uring takes it as an
+ * order never to wait. */
 static int open_regular(int at, const char *last, bool direct, struct stat *st, int *out)
 {
     int fd = openat(at, last, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | (direct ? O_DIRECT : 0));
@@ -378,7 +378,8 @@ int64_t imp_io_pread_once(imp_io_file *f, uint64_t offset, void *buf, size_t n_b
     return got;
 }
 
-int imp_io_advance(const imp_io_file *f, uint64_t offset, size_t n_bytes, size_t *done, unsigned *n_stalls, int64_t result)
+int imp_io_advance(const imp_io_file *f, uint64_t offset, size_t n_bytes, size_t *done, unsigned *n_stalls,
+                   int64_t result)
 {
     if (result == -EINTR || result == -EAGAIN || result == -ECANCELED) {
         return ++*n_stalls > IMP_IO_MAX_STALLS ? (int)-result : IMP_IO_MORE;
@@ -425,11 +426,11 @@ int imp_io_read(imp_io_file *f, uint64_t offset, void *buf, size_t n_bytes)
 
 struct imp_io_writer {
     imp_io *io;
-    int at; /* the directory that holds the file */
-    int fd; /* -1: not made yet */
-    const char *name;    /* whole, below the store's directory; in text */
-    const char *last;    /* its last part, in text */
-    char *tmp;           /* the last part with ".tmp" */
+    int at;           /* the directory that holds the file */
+    int fd;           /* -1: not made yet */
+    const char *name; /* whole, below the store's directory; in text */
+    const char *last; /* its last part, in text */
+    char *tmp;        /* the last part with ".tmp" */
     char text[];
 };
 
@@ -514,8 +515,8 @@ int imp_io_write(imp_io_writer *w, uint64_t offset, const void *buf, size_t n_by
 {
     uint64_t mask = w->io->alignment - 1;
     if (((offset | (uintptr_t)buf | n_bytes) & mask) != 0) {
-        return imp_fail(IMP_E_ARG, "%s/%s: a write of %zu bytes at %llu isn't aligned to %u", w->io->dir, w->name, n_bytes,
-                        (unsigned long long)offset, (unsigned)w->io->alignment);
+        return imp_fail(IMP_E_ARG, "%s/%s: a write of %zu bytes at %llu isn't aligned to %u", w->io->dir, w->name,
+                        n_bytes, (unsigned long long)offset, (unsigned)w->io->alignment);
     }
     size_t done = 0;
     unsigned n_stalls = 0;

@@ -1,5 +1,5 @@
-/* io_fault.h: the fault-injecting twin of io.h, for tests. A process-wide script says which operations go wrong, and a log
- * says which took place.
+/* io_fault.h: the fault-injecting twin of io.h, for tests. A process-wide script says which operations go wrong, and a
+ * log says which took place.
  *
  * It is compiled in always: what the tests break is then the very code that ships. While no script is set it costs one
  * predictable branch on a flag per system call.

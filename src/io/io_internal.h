@@ -58,8 +58,8 @@ struct imp_io_file {
 /* Results of a read beside 0 and errnos: the file ended early; there is more to read. */
 enum { IMP_IO_EOF = -1, IMP_IO_MORE = -2 };
 
-/* A piece is what one system call is asked for: Linux moves 2 GiB less a page at most. Retries in a row that move nothing
- * end at some point, so that a device which answers EAGAIN for ever is an error and no endless loop. */
+/* A piece is what one system call is asked for: Linux moves 2 GiB less a page at most. Retries in a row that move
+ * nothing end at some point, so that a device which answers EAGAIN for ever is an error and no endless loop. */
 enum { IMP_IO_MAX_PIECE = 1 << 30, IMP_IO_MAX_STALLS = 1000 };
 
 /* Reads that come back in part go on at a multiple of this (of the alignment, with O_DIRECT). */

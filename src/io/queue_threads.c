@@ -2,8 +2,8 @@
  *
  *    start() -> staged --flush--> todo --a worker--> done --reap--> the owner
  *
- * Only the queue's user touches `staged` and the op's public fields; a worker leaves its errno in op->status and hands the
- * op back through `done`, so that op->done changes in the user's own thread.
+ * Only the queue's user touches `staged` and the op's public fields; a worker leaves its errno in op->status and hands
+ * the op back through `done`, so that op->done changes in the user's own thread.
  */
 #include <errno.h>
 #include <pthread.h>

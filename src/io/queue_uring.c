@@ -1,11 +1,12 @@
 /* queue_uring.c: reads through a ring of the queue's own.
  *
- * An op is in one of four places: waiting in the queue, in the submission ring, with the kernel, or done. Its address is
- * the user data of its entry, so nothing is looked up or allocated on the way. While a read is under way op->status holds
- * how much of it is there, in blocks of 512 bytes.
+ * An op is in one of four places: waiting in the queue, in the submission ring, with the kernel, or done. Its address
+ * is the user data of its entry, so nothing is looked up or allocated on the way. While a read is under way op->status
+ * holds how much of it is there, in blocks of 512 bytes.
  *
- * Under a rate limit a read that may not start yet gets a timer entry in front of it, hard-linked (a timer that runs out
- * counts as failed, and an ordinary link would cancel the read). So the kernel starts it on time while the caller computes.
+ * Under a rate limit a read that may not start yet gets a timer entry in front of it, hard-linked (a timer that runs
+ * out counts as failed, and an ordinary link would cancel the read). So the kernel starts it on time while the caller
+ * computes.
  */
 #include <errno.h>
 
@@ -23,11 +24,12 @@
 typedef struct ring {
     struct io_uring uring;
     bool registered;
-    bool broken;         /* the kernel takes no more: reads are made with pread from then on */
-    unsigned n_refused;  /* calls in a row that it turned down with "try again" */
+    bool broken;        /* the kernel takes no more: reads are made with pread from then on */
+    unsigned n_refused; /* calls in a row that it turned down with "try again" */
+    /* Of timers, [depth], used in turn: the kernel reads one when it takes the entry, and no more than `depth` of them
+     * are ever ahead of that. */
     unsigned n_times;
-    struct __kernel_timespec times[]; /* of timers, [depth], used in turn: read by the kernel when it takes the entry, and
-                                         no more than `depth` of them are ever ahead of that */
+    struct __kernel_timespec times[];
 } ring;
 
 static int try_opcodes(struct io_uring *uring)
@@ -65,7 +67,8 @@ static int ring_open(imp_io_queue *q)
     unsigned n_times = timers ? q->depth : 0;
     ring *r = imp_calloc(1, sizeof *r + n_times * sizeof r->times[0]);
     if (!r) return imp_fail(IMP_E_NOMEM, "no memory for a read queue");
-    int rc = imp_io_denied(IMP_IO_DENY_URING) ? -EPERM : io_uring_queue_init(timers ? 2 * q->depth : q->depth, &r->uring, 0);
+    unsigned n_entries = timers ? 2 * q->depth : q->depth;
+    int rc = imp_io_denied(IMP_IO_DENY_URING) ? -EPERM : io_uring_queue_init(n_entries, &r->uring, 0);
     if (rc < 0) {
         imp_free(r);
         return imp_fail_errno(-rc, "can't set up io_uring");

@@ -8,8 +8,8 @@
 /* The seed of this run, printed once so that a failure can be had again with IMP_TEST_SEED=... */
 uint64_t imp_test_seed(void);
 
-/* Make an empty directory (mode 0700) below `base`, or below $TMPDIR, else /tmp, if that is NULL. Returns its path, to be
- * given to imp_test_remove_dir(); NULL if `base` can't be used. */
+/* Make an empty directory (mode 0700) below `base`, or below $TMPDIR, else /tmp, if that is NULL. Returns its path, to
+ * be given to imp_test_remove_dir(); NULL if `base` can't be used. */
 char *imp_test_make_dir(const char *base);
 /* Remove it with all that is in it, and free the path. NULL is allowed. */
 void imp_test_remove_dir(char *path);
@@ -17,7 +17,7 @@ void imp_test_remove_dir(char *path);
 /* "dir/name" in one of 8 static buffers, used in turn. */
 const char *imp_test_path(const char *dir, const char *name);
 
-/* Fill with bytes that depend on `seed` and the position in the file they belong to, so that misplaced ones are noticed. */
+/* Fill with bytes that depend on `seed` and the position in the file they belong to, so that misplaced ones show. */
 void imp_test_fill(void *bytes, size_t n_bytes, uint64_t seed, uint64_t file_offset);
 /* Whether they are as imp_test_fill() made them. */
 int imp_test_filled(const void *bytes, size_t n_bytes, uint64_t seed, uint64_t file_offset);

@@ -53,8 +53,9 @@ static void test_status(void **state)
     assert_string_equal(imp_last_error(), "writing (again: 7 dwarfs): No space left on device");
 
     static const struct { int err, status; } maps[] = {
-        {EACCES, IMP_E_PERM}, {EPERM, IMP_E_PERM},   {EROFS, IMP_E_PERM},      {ENOSPC, IMP_E_FULL}, {EDQUOT, IMP_E_FULL},
-        {ENOMEM, IMP_E_NOMEM}, {ENOENT, IMP_E_NOTFOUND}, {EIO, IMP_E_IO}, {99999, IMP_E_IO}};
+        {EACCES, IMP_E_PERM},  {EPERM, IMP_E_PERM},   {EROFS, IMP_E_PERM},      {ENOSPC, IMP_E_FULL},
+        {EDQUOT, IMP_E_FULL},  {ENOMEM, IMP_E_NOMEM}, {ENOENT, IMP_E_NOTFOUND}, {EIO, IMP_E_IO},
+        {99999, IMP_E_IO}};
     for (size_t i = 0; i < sizeof maps / sizeof maps[0]; i++) {
         assert_int_equal(imp_fail_errno(maps[i].err, "x"), maps[i].status);
         assert_true(strlen(imp_last_error()) > strlen("x: "));
@@ -281,7 +282,7 @@ static void test_rng(void **state)
     assert_int_equal(same, 0);
     unsigned counts[7] = {0};
     for (int i = 0; i < 70000; i++) counts[imp_rng_below(&a, 7)]++;
-    for (int i = 0; i < 7; i++) assert_in_range(counts[i], 9500, 10500); /* five standard deviations, and a fixed seed */
+    for (int i = 0; i < 7; i++) assert_in_range(counts[i], 9500, 10500); /* 5 standard deviations, a fixed seed */
     for (int i = 0; i < 1000; i++) {
         assert_true(imp_rng_below(&a, 1) == 0);
         assert_true(imp_rng_below(&a, UINT64_C(0x8000000000000001)) <= UINT64_C(0x8000000000000000));
@@ -390,10 +391,12 @@ static void test_support(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_status),      cmocka_unit_test(test_version_and_types), cmocka_unit_test(test_log),
-        cmocka_unit_test(test_alloc),       cmocka_unit_test(test_hash),              cmocka_unit_test(test_fields),
-        cmocka_unit_test(test_prefix_hash), cmocka_unit_test(test_rng),               cmocka_unit_test(test_bytes_and_clock),
-        cmocka_unit_test(test_pool),        cmocka_unit_test(test_support),
+        cmocka_unit_test(test_status), cmocka_unit_test(test_version_and_types),
+        cmocka_unit_test(test_log),    cmocka_unit_test(test_alloc),
+        cmocka_unit_test(test_hash),   cmocka_unit_test(test_fields),
+        cmocka_unit_test(test_rng),    cmocka_unit_test(test_prefix_hash),
+        cmocka_unit_test(test_pool),   cmocka_unit_test(test_bytes_and_clock),
+        cmocka_unit_test(test_support),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -120,7 +120,8 @@ static void test_new(void **state)
     assert_int_equal(imp_test_log_count(), 1);
     if (m->describe) assert_string_equal(imp_io_describe(io), m->describe);
     assert_memory_equal(imp_io_describe(io), m->name, m->mode == IMP_IO_URING ? 8 : 0);
-    if (m->mode == IMP_IO_THREADS || (m->deny & IMP_IO_DENY_URING)) assert_memory_equal(imp_io_describe(io), "threads", 7);
+    bool threads = m->mode == IMP_IO_THREADS || (m->deny & IMP_IO_DENY_URING);
+    if (threads) assert_memory_equal(imp_io_describe(io), "threads", 7);
     assert_true(imp_io_alignment(io) == 512 || imp_io_alignment(io) == 4096);
     if (m->deny & IMP_IO_DENY_ALIGN_512) assert_int_equal(imp_io_alignment(io), 4096);
     assert_int_equal(entries(io, ""), 0); /* nothing is left of what it tried out */
@@ -882,8 +883,8 @@ static void test_write_faults(void **state)
         assert_int_equal(entries(io, "segments"), 1); /* nothing is left */
         imp_io_fault_clear();
     }
-    static const char *const harmless[] = {"write:2:EINTR", "write:1:EAGAIN", "write:1+:short:4096", "write:3:short:512",
-                                           "fsync:1:delay:1000"};
+    static const char *const harmless[] = {"write:2:EINTR", "write:1:EAGAIN", "write:1+:short:4096",
+                                           "write:3:short:512", "fsync:1:delay:1000"};
     for (size_t i = 0; i < sizeof harmless / sizeof harmless[0]; i++) {
         assert_true(imp_io_fault_parse(harmless[i]) >= 0);
         assert_int_equal(write_file(io, "segments/x"), 0);
@@ -910,7 +911,8 @@ static void test_killed(void **state)
         pid_t child = fork();
         assert_true(child >= 0);
         if (child == 0) {
-            imp_io_fault f = {.kind = IMP_IO_ALL, .nth = nth, .action = nth % 2 ? IMP_IO_KILL : IMP_IO_EXIT, .value = 9};
+            imp_io_fault f = {.kind = IMP_IO_ALL, .nth = nth, .value = 9};
+            f.action = nth % 2 ? IMP_IO_KILL : IMP_IO_EXIT;
             imp_io_fault_add(&f);
             _exit(write_file(io, "segments/x") == 0 ? 0 : 1);
         }
@@ -962,8 +964,9 @@ static void test_event_log(void **state)
     }
     assert_int_equal(imp_io_fault_count(IMP_IO_WRITE), 5);
     assert_int_equal(imp_io_fault_count(IMP_IO_ALL), 9);
-    static const char *const bad[] = {"", "write", "write:1", "write:0:EIO", "write:x:EIO", "wrote:1:EIO", "write:1:EWHAT",
-                                      "write:1:EIO:3", "write:1:short", "write:1:short:x", "write:1:kill:3", "write:+:EIO"};
+    static const char *const bad[] = {
+        "",              "write",         "write:1",       "write:0:EIO",     "write:x:EIO",    "wrote:1:EIO",
+        "write:1:EWHAT", "write:1:EIO:3", "write:1:short", "write:1:short:x", "write:1:kill:3", "write:+:EIO"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) assert_int_equal(imp_io_fault_parse(bad[i]), -1);
     for (int i = 0; i < 16; i++) assert_int_equal(imp_io_fault_parse("read:1:EIO"), i);
     assert_int_equal(imp_io_fault_parse("read:1:EIO"), -1);
