@@ -1,0 +1,332 @@
+/* test_tiny.c: the example engine's outputs with a loaded prefix, against those computed whole. */
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "format/rows.h"
+#include "impress/impress.h"
+#include "io/io_fault.h"
+#include "support/support.h"
+#include "tiny_engine.h"
+
+enum { VOCAB = 200, MAX_TOKENS = 700 };
+
+static const tiny_shape shape = {.n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .head_dim = 32, .n_vocab = VOCAB, .seed = 3};
+
+typedef struct world {
+    char *dir;
+    imp_store_opts opts;
+    imp_store *store;
+    imp_space *space;
+    tiny_model *m;
+    tiny_cells cells, whole;
+    int32_t tokens[MAX_TOKENS];
+} world;
+
+static void start(world *w)
+{
+    imp_rng r;
+    imp_rng_seed(&r, imp_test_seed());
+    w->dir = imp_test_make_dir(NULL);
+    w->m = tiny_model_new(&shape);
+    assert_true(w->dir && w->m);
+    assert_int_equal(tiny_cells_init(&w->cells, w->m, MAX_TOKENS), 0);
+    assert_int_equal(tiny_cells_init(&w->whole, w->m, MAX_TOKENS), 0);
+    for (size_t i = 0; i < MAX_TOKENS; i++) w->tokens[i] = (int32_t)imp_rng_below(&r, VOCAB);
+    assert_int_equal(imp_store_open(w->dir, &w->opts, &w->store), 0);
+    assert_int_equal(tiny_space_open(w->m, w->store, &w->space), 0);
+}
+
+static void stop(world *w)
+{
+    imp_space_close(w->space);
+    imp_store_close(w->store);
+    imp_test_remove_dir(w->dir);
+    tiny_cells_free(&w->cells);
+    tiny_cells_free(&w->whole);
+    tiny_model_free(w->m);
+}
+
+static void store_first(world *w, uint32_t n, uint32_t first_new)
+{
+    assert_int_equal(tiny_store(w->m, w->space, &w->whole, w->tokens, n, first_new), 0);
+    assert_int_equal(imp_store_flush(w->store), 0);
+}
+
+/* The reference: everything computed. */
+static void compute(world *w, uint32_t n, float *logits)
+{
+    tiny_report report;
+    assert_int_equal(tiny_prompt(w->m, NULL, NULL, w->tokens, n, &w->whole, logits, &report), 0);
+    assert_int_equal(report.n_matched, 0);
+}
+
+static double difference(const float *a, const float *b)
+{
+    double largest = 0;
+    for (int i = 0; i < VOCAB; i++) largest = fmax(largest, fabs((double)a[i] - (double)b[i]));
+    return largest;
+}
+
+static imp_load_opts h2o(double retention)
+{
+    imp_load_opts opts;
+    imp_load_opts_init(&opts);
+    assert_int_equal(imp_system_preset("as-h2o-lru", &opts.switches), 0);
+    opts.retention = retention;
+    return opts;
+}
+
+/* The engine itself: however a prompt is cut into batches, the outputs are the same to the bit. */
+static void test_batches(void **state)
+{
+    (void)state;
+    static world w;
+    float a[VOCAB], b[VOCAB];
+    imp_store_opts_init(&w.opts);
+    start(&w);
+    compute(&w, 300, a);
+    w.cells.n = 0;
+    for (uint32_t at = 0; at < 300; at += 60)
+        assert_int_equal(tiny_forward(w.m, &w.cells, w.tokens + at, 60, at, NULL, NULL, b), 0);
+    assert_memory_equal(a, b, sizeof a);
+    stop(&w);
+}
+
+/* All of a prefix loaded, or all of it chosen: the same outputs to the bit, wherever the prefix ends. */
+static void test_whole(void **state)
+{
+    (void)state;
+    static world w;
+    float want[VOCAB], got[VOCAB];
+    tiny_report report;
+    imp_store_opts_init(&w.opts);
+    w.opts.segment_tokens = 200;
+    start(&w);
+    compute(&w, 600, want);
+    store_first(&w, 500, 0);
+    static const uint32_t lengths[] = {600, 501, 500, 333, 65, 17, 2};
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        uint32_t n = lengths[i];
+        compute(&w, n, want);
+        assert_int_equal(tiny_prompt(w.m, w.space, NULL, w.tokens, n, &w.cells, got, &report), 0);
+        assert_int_equal(report.n_matched, n > 500 ? 500 : n - 1);
+        assert_int_equal(report.n_loaded, report.n_matched);
+        assert_true(report.whole);
+        assert_memory_equal(want, got, sizeof want);
+        for (uint32_t l = 0; l < shape.n_layers; l++) { /* and the cells are those of the computation */
+            assert_memory_equal(tiny_k(&w.cells, l, 0), tiny_k(&w.whole, l, 0), n * w.cells.row * 2);
+            assert_memory_equal(tiny_v(&w.cells, l, 0), tiny_v(&w.whole, l, 0), n * w.cells.row * 2);
+        }
+        imp_load_opts opts = h2o(1);
+        assert_int_equal(tiny_prompt(w.m, w.space, &opts, w.tokens, n, &w.cells, got, &report), 0);
+        assert_memory_equal(want, got, sizeof want);
+        assert_true(fabs(report.load.mass - 1) < 1e-5);
+    }
+    stop(&w);
+}
+
+/* A conversation: each turn loads what the turns before stored, and stores what is new. */
+static void test_turns(void **state)
+{
+    (void)state;
+    static world w;
+    float want[VOCAB], got[VOCAB];
+    imp_store_opts_init(&w.opts);
+    start(&w);
+    uint32_t known = 0;
+    for (uint32_t n = 100; n <= 600; n += 100) {
+        tiny_report report;
+        assert_int_equal(tiny_prompt(w.m, w.space, NULL, w.tokens, n, &w.cells, got, &report), 0);
+        assert_int_equal(report.n_matched, known);
+        compute(&w, n, want);
+        assert_memory_equal(want, got, sizeof want);
+        assert_true(report.whole);
+        assert_int_equal(tiny_store(w.m, w.space, &w.cells, w.tokens, n, (uint32_t)report.n_matched), 0);
+        assert_int_equal(imp_store_flush(w.store), 0);
+        known = n;
+        if (n == 300) { /* and across a restart */
+            imp_space_close(w.space);
+            imp_store_close(w.store);
+            assert_int_equal(imp_store_open(w.dir, &w.opts, &w.store), 0);
+            assert_int_equal(tiny_space_open(w.m, w.store, &w.space), 0);
+        }
+    }
+    stop(&w);
+}
+
+/* ---- importance, done by hand */
+
+typedef struct by_hand {
+    world *w;
+    uint32_t n; /* tokens of the prefix, in cells [0, n) of w->whole */
+    uint32_t k;
+} by_hand;
+
+static const double *order_scores;
+
+static int by_score(const void *a, const void *b)
+{
+    double x = order_scores[*(const uint32_t *)a], y = order_scores[*(const uint32_t *)b];
+    if (x != y) return x > y ? -1 : 1;
+    return *(const uint32_t *)a < *(const uint32_t *)b ? -1 : 1;
+}
+
+static int by_place(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Column sums of the attention weights, softmax over the prefix, in double; the k best go to the first k cells. */
+static int choose_by_hand(void *user, uint32_t layer, const float *q, uint32_t n_tokens)
+{
+    by_hand *h = user;
+    world *w = h->w;
+    uint32_t hd = shape.head_dim, group = shape.n_heads / shape.n_kv_heads, first = n_tokens > 32 ? n_tokens - 32 : 0;
+    double *scores = calloc(h->n, sizeof *scores), *weight = malloc(h->n * sizeof *weight);
+    for (uint32_t t = first; t < n_tokens; t++) {
+        for (uint32_t head = 0; head < shape.n_heads; head++) {
+            double largest = -INFINITY, sum = 0;
+            for (uint32_t c = 0; c < h->n; c++) {
+                weight[c] = 0;
+                for (uint32_t i = 0; i < hd; i++)
+                    weight[c] += (double)q[(t * shape.n_heads + head) * hd + i] *
+                                 (double)imp_f16_to_f32(tiny_k(&w->whole, layer, c)[head / group * hd + i]);
+                weight[c] /= sqrt(hd);
+                largest = fmax(largest, weight[c]);
+            }
+            for (uint32_t c = 0; c < h->n; c++) sum += weight[c] = exp(weight[c] - largest);
+            for (uint32_t c = 0; c < h->n; c++) scores[c] += weight[c] / sum;
+        }
+    }
+    uint32_t *order = malloc(h->n * sizeof *order);
+    for (uint32_t c = 0; c < h->n; c++) order[c] = c;
+    order_scores = scores;
+    qsort(order, h->n, sizeof *order, by_score);
+    qsort(order, h->k, sizeof *order, by_place);
+    for (uint32_t i = 0; i < h->k; i++) {
+        memcpy(tiny_k(&w->cells, layer, i), tiny_k(&w->whole, layer, order[i]), w->cells.row * 2);
+        memcpy(tiny_v(&w->cells, layer, i), tiny_v(&w->whole, layer, order[i]), w->cells.row * 2);
+    }
+    free(order);
+    free(weight);
+    free(scores);
+    return 0;
+}
+
+static void test_importance(void **state)
+{
+    (void)state;
+    static world w;
+    float whole[VOCAB], want[VOCAB], got[VOCAB];
+    tiny_report report;
+    imp_store_opts_init(&w.opts);
+    start(&w);
+    compute(&w, 600, whole);
+    store_first(&w, 540, 0);
+    static const double retentions[] = {0.9, 0.5, 0.25, 0.05};
+    double mass_before = 1;
+    for (int i = 0; i < 4; i++) {
+        imp_load_opts opts = h2o(retentions[i]);
+        assert_int_equal(tiny_prompt(w.m, w.space, &opts, w.tokens, 600, &w.cells, got, &report), 0);
+        assert_int_equal(report.n_matched, 540);
+        assert_int_equal(report.n_loaded, (size_t)ceil(540 * retentions[i]));
+        assert_false(report.whole);
+        assert_true(report.load.mass > retentions[i] && report.load.mass < mass_before);
+        mass_before = report.load.mass;
+
+        by_hand h = {&w, 540, (uint32_t)report.n_loaded};
+        w.cells.n = h.k;
+        assert_int_equal(tiny_forward(w.m, &w.cells, w.tokens + 540, 60, 540, choose_by_hand, &h, want), 0);
+        /* Equal to the bit but for two tokens whose scores are equal in float and not in double. */
+        assert_true(difference(want, got) < 1e-2);
+        assert_true(difference(whole, got) > 0);
+    }
+    stop(&w);
+}
+
+/* 8 bits at rest: close, said to be rounded, and so not stored again. */
+static void test_rounded(void **state)
+{
+    (void)state;
+    static world w;
+    float want[VOCAB], got[VOCAB];
+    tiny_report report;
+    imp_store_opts_init(&w.opts);
+    w.opts.rest = IMP_REST_Q8;
+    start(&w);
+    compute(&w, 600, want);
+    store_first(&w, 540, 0);
+    assert_int_equal(tiny_prompt(w.m, w.space, NULL, w.tokens, 600, &w.cells, got, &report), 0);
+    assert_int_equal(report.n_matched, 540);
+    assert_false(report.whole);
+    assert_true(report.load.bytes_read < 540 * imp_space_token_bytes(w.space) * 7 / 10);
+    double d = difference(want, got);
+    assert_true(d > 0 && d < 0.1);
+    stop(&w);
+}
+
+/* Reads that fail, or bring wrong bytes, at any point of the pass: the answer is the right one, always. */
+static void test_faults(void **state)
+{
+    (void)state;
+    static world w;
+    float want[VOCAB], got[VOCAB];
+    tiny_report report;
+    imp_store_opts_init(&w.opts);
+    w.opts.min_store_tokens = 1;
+    start(&w);
+    compute(&w, 300, want);
+    store_first(&w, 270, 0);
+    static const imp_io_fault faults[] = {
+        {.kind = IMP_IO_READ, .stay = true, .action = IMP_IO_ERRNO, .value = EIO},
+        {.kind = IMP_IO_READ, .stay = false, .action = IMP_IO_ERRNO, .value = EIO},
+        {.kind = IMP_IO_READ, .stay = false, .action = IMP_IO_FLIP, .value = 123456},
+        {.kind = IMP_IO_READ, .stay = true, .action = IMP_IO_FLIP, .value = 4321},
+    };
+    for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
+        bool reached = true;
+        for (uint64_t nth = 1; reached; nth++) {
+            imp_io_fault fault = faults[i];
+            fault.nth = nth;
+            int rule = imp_io_fault_add(&fault);
+            assert_int_equal(tiny_prompt(w.m, w.space, NULL, w.tokens, 300, &w.cells, got, &report), 0);
+            reached = imp_io_fault_hits(rule) > 0;
+            imp_io_fault_clear();
+            assert_memory_equal(want, got, sizeof want);
+            assert_int_equal(tiny_prompt(w.m, w.space, NULL, w.tokens, 300, &w.cells, got, &report), 0);
+            assert_memory_equal(want, got, sizeof want);
+            assert_int_equal(report.n_failed, 0);
+            store_first(&w, 270, (uint32_t)(report.n_matched < 270 ? report.n_matched : 0));
+        }
+    }
+    stop(&w);
+}
+
+static void no_log(imp_log_level level, const char *line, void *user)
+{
+    (void)level;
+    (void)line;
+    (void)user;
+}
+
+int main(void)
+{
+    imp_log_set(no_log, NULL, IMP_LOG_ERROR);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_batches),    cmocka_unit_test(test_whole),   cmocka_unit_test(test_turns),
+        cmocka_unit_test(test_importance), cmocka_unit_test(test_rounded), cmocka_unit_test(test_faults),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
