@@ -82,20 +82,41 @@ static void forget(imp_store *s)
     s->reload = true;
 }
 
+/* Without a catalogue: find another one, or do without what is stored. */
+static int find_another(imp_store *s)
+{
+    (void)imp_dir_lock(s, IMP_LOCK_NONE, false);
+    s->epoch++; /* whoever makes another one numbers the nodes anew */
+    s->renumbered = true;
+    int rc = imp_catalogue_have(s, false);
+    if (rc == 0) return 0;
+    imp_log(IMP_LOG_WARN, "%s: going on without what is stored: %s", s->dir, imp_last_error());
+    forget(s);
+    s->cat_retry_ns = imp_now_ns() + retry_ns;
+    return rc;
+}
+
 void imp_catalogue_failed(imp_store *s, int rc)
 {
     if (rc == IMP_E_IO) s->count.io_errors++;
     if (!s->cat || (rc != IMP_E_CORRUPT && rc != IMP_E_STALE && rc != IMP_E_VERSION)) return;
     imp_log(IMP_LOG_WARN, "%s: the catalogue can't be used any more: %s", s->dir, imp_last_error());
     let_go(s);
-    (void)imp_dir_lock(s, IMP_LOCK_NONE, false);
-    s->epoch++; /* whoever makes another one numbers the nodes anew */
-    s->renumbered = true;
-    rc = imp_catalogue_have(s, false);
-    if (rc == 0) return;
-    imp_log(IMP_LOG_WARN, "%s: going on without what is stored: %s", s->dir, imp_last_error());
-    forget(s);
-    s->cat_retry_ns = imp_now_ns() + retry_ns;
+    (void)find_another(s);
+}
+
+int imp_catalogue_repair(imp_store *s)
+{
+    int rc = imp_dir_lock(s, IMP_LOCK_ALONE, false);
+    if (rc == 0) {
+        rc = imp_catalogue_again(s);
+        (void)imp_dir_lock(s, IMP_LOCK_SHARED, false);
+        if (rc == 0) return 0;
+    }
+    imp_log(IMP_LOG_WARN, "%s: the catalogue isn't repaired: %s", s->dir, imp_last_error());
+    /* The try for the one lock may have lost the other. */
+    if (s->cat) let_go(s);
+    return find_another(s);
 }
 
 int imp_catalogue_refresh(imp_store *s)

@@ -277,6 +277,8 @@ uint64_t imp_dir_other_bytes(const imp_store *s)
     return n;
 }
 
+uint64_t imp_dir_log_bytes(const imp_store *s) { return blocks(s->dir_fd, "catalogue.db-wal"); }
+
 uint64_t imp_dir_bytes(imp_store *s)
 {
     uint64_t n = imp_dir_other_bytes(s);

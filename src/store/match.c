@@ -167,7 +167,9 @@ int imp_store_match(imp_store *s, imp_hash128 space, const int32_t *tokens, size
             imp_drop(s, segment, 0, rc == IMP_E_NOTFOUND ? "the file is missing" : what);
         } else {
             /* Not its fault, perhaps: too many open files, a newer format. It stays. */
-            if (rc == IMP_E_IO) imp_store_count_io_error(s, what);
+            pthread_mutex_lock(&s->lock);
+            s->count.io_errors += rc == IMP_E_IO;
+            pthread_mutex_unlock(&s->lock);
             imp_log(IMP_LOG_WARN, "%s: segments/%016llx.seg can't be used now: %s", s->dir, (unsigned long long)segment,
                     what);
         }

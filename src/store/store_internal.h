@@ -190,6 +190,7 @@ size_t imp_dir_live_sweep(imp_store *s);
 /* As du counts: everything but segments/. */
 uint64_t imp_dir_other_bytes(const imp_store *s);
 uint64_t imp_dir_bytes(imp_store *s);
+uint64_t imp_dir_log_bytes(const imp_store *s); /* of the catalogue's write-ahead log alone */
 
 /* ---- changes.c: with cat_lock and lock held, unless it says otherwise */
 
@@ -198,6 +199,8 @@ uint64_t imp_dir_bytes(imp_store *s);
 int imp_catalogue_have(imp_store *s, bool first);
 /* Alone: put another one, made from the segments, in the present one's place. */
 int imp_catalogue_again(imp_store *s);
+/* The same where others may have it open: then it stays as it is. */
+int imp_catalogue_repair(imp_store *s);
 /* A call on the catalogue answered `rc` < 0: count it, and if that means the catalogue is of no use, get another one. */
 void imp_catalogue_failed(imp_store *s, int rc);
 /* Bring the forest up to date, trying again to have a catalogue. 0, or IMP_E_BUSY etc.; the forest may still be used. */

@@ -309,9 +309,8 @@ static int check_catalogue(verify *v)
     int rc = imp_cat_check(s->cat, on_catalogue, v);
     if (rc == IMP_E_CORRUPT && !v->catalogue_bad) on_catalogue(imp_last_error(), v);
     if (v->catalogue_bad && v->repair) {
-        (void)imp_fail(IMP_E_CORRUPT, "verify found it damaged");
         pthread_mutex_lock(&s->lock);
-        imp_catalogue_failed(s, IMP_E_CORRUPT);
+        (void)imp_catalogue_repair(s);
         pthread_mutex_unlock(&s->lock);
     }
     pthread_mutex_unlock(&s->cat_lock);

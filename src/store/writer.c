@@ -19,7 +19,7 @@
 #include "format/rows.h"
 #include "store/store_internal.h"
 
-enum { NICE = 10, DU_UNIT = 4096, LIMIT_SHARE = 8 };
+enum { NICE = 10, DU_UNIT = 4096, LIMIT_SHARE = 8, LOG_SHARE = 16 };
 
 /* ---- packing */
 
@@ -221,6 +221,12 @@ static int reserve_in_change(imp_store *s, const imp_job *job, size_t *pos, size
 static int reserve(imp_store *s, const imp_job *job, size_t *pos, size_t *end, imp_seg_layout **layout)
 {
     *layout = NULL;
+    /* The catalogue's log grows to a few MB before SQLite begins it anew: much, where the limit is small. */
+    if (imp_dir_log_bytes(s) > s->opts.limit_bytes / LOG_SHARE) {
+        pthread_mutex_lock(&s->cat_lock);
+        if (s->cat) (void)imp_cat_compact(s->cat); /* not while somebody reads */
+        pthread_mutex_unlock(&s->cat_lock);
+    }
     int rc = imp_change_begin(s);
     if (rc == 0) rc = imp_change_end(s, reserve_in_change(s, job, pos, end, layout));
     if (rc < 0) {
@@ -307,7 +313,8 @@ static void finish(imp_store *s, const imp_job *job, int rc, bool any)
     if (rc == IMP_E_IO) s->count.io_errors++;
     if (rc == IMP_E_FULL && s->full_logged) return;
     if (rc == IMP_E_FULL) s->full_logged = true;
-    imp_log(IMP_LOG_WARN, "%s: %zu tokens not stored: %s", s->dir, job->n_tokens - job->start, imp_last_error());
+    /* An eviction that was faster is no trouble. */
+    imp_log(rc == IMP_E_STALE ? IMP_LOG_INFO : IMP_LOG_WARN, "%s: %zu tokens not stored: %s", s->dir, job->n_tokens - job->start, imp_last_error());
 }
 
 /* ---- the thread */

@@ -129,7 +129,7 @@ static int check_region(const imp_seg *seg, uint32_t layer, bool value, uint32_t
             if (!ok) {
                 fprintf(stderr, "wrong %s row: segment %016llx, layer %u, token %u\n", value ? "value" : "key",
                         (unsigned long long)seg->id, layer, from + i);
-                return imp_fail(IMP_E_CORRUPT, "test: wrong row");
+                return IMP_WORLD_WRONG;
             }
         }
     }
@@ -169,12 +169,12 @@ int64_t imp_world_check(imp_world *w, const int32_t *tokens, size_t n, bool exac
     for (size_t i = 0; h && i < n; i++) h[i] = at = imp_prefix_hash(at, tokens + i, 1);
     uint64_t depth = 0;
     for (size_t i = 0; rc == 0 && i < path.n_spans; i++) {
-        if (path.spans[i].depth != depth) rc = imp_fail(IMP_E_CORRUPT, "test: a gap in the path");
-        if (exact_only && path.spans[i].derived) rc = imp_fail(IMP_E_CORRUPT, "test: derived for exact");
+        if (path.spans[i].depth != depth) rc = IMP_WORLD_WRONG;
+        if (exact_only && path.spans[i].derived) rc = IMP_WORLD_WRONG;
         if (rc == 0) rc = check_span(&path.spans[i], h + depth);
         depth += path.spans[i].n_tokens;
     }
-    if (rc == 0 && depth != path.n_tokens) rc = imp_fail(IMP_E_CORRUPT, "test: the path's length");
+    if (rc == 0 && depth != path.n_tokens) rc = IMP_WORLD_WRONG;
     imp_free(h);
     imp_store_unpin(w->store, &path);
     return rc < 0 ? rc : n_matched;

@@ -28,8 +28,9 @@ void imp_world_close(imp_world *w);
 int imp_world_commit(imp_world *w, const int32_t *tokens, size_t n, size_t first_new, unsigned flags, bool *staged);
 
 /* Match `tokens` and read every row of what is found, with its checksum, against what was committed. The number of tokens
- * matched, or a negative status; a wrong row is IMP_E_CORRUPT, and a message goes to stderr. With IMP_REST_Q8 rows may
+ * matched, or a negative status; IMP_WORLD_WRONG, with a message on stderr, if a row passed its checksum and isn't right. With IMP_REST_Q8 rows may
  * differ by what 8 bits lose. */
+enum { IMP_WORLD_WRONG = -1000 };
 int64_t imp_world_check(imp_world *w, const int32_t *tokens, size_t n, bool exact_only);
 
 /* Findings of verify, each printed if `loud`. */

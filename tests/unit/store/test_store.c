@@ -2,6 +2,7 @@
  * after a reopen and between instances. */
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -24,6 +25,13 @@ static int set_up(void **state)
     return *state ? 0 : -1;
 }
 
+/* For what changes a store hundreds of times: in memory, where an fsync costs nothing. */
+static int set_up_fast(void **state)
+{
+    *state = imp_test_make_dir("/dev/shm");
+    return *state ? 0 : set_up(state);
+}
+
 static int tear_down(void **state)
 {
     imp_test_remove_dir(*state);
@@ -33,6 +41,14 @@ static int tear_down(void **state)
 static void sequence(int32_t *tokens, size_t n, int32_t first)
 {
     for (size_t i = 0; i < n; i++) tokens[i] = first + (int32_t)i;
+}
+
+static void write_file(const char *path, const char *text)
+{
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
 }
 
 static imp_stats stats_of(imp_world *w)
@@ -84,10 +100,651 @@ static void commit_and_reopen(void **state)
     imp_world_close(&w);
 }
 
+
+/* ---- a naive twin: the sequences that were stored */
+
+enum { TWIN_MAX = 400, TWIN_TOKENS = 260 };
+
+typedef struct twin {
+    int32_t tokens[TWIN_MAX][TWIN_TOKENS];
+    size_t n_tokens[TWIN_MAX];
+    size_t n;
+} twin;
+
+static size_t twin_match(const twin *t, const int32_t *tokens, size_t n)
+{
+    size_t best = 0;
+    for (size_t i = 0; i < t->n; i++) {
+        size_t same = 0;
+        while (same < n && same < t->n_tokens[i] && t->tokens[i][same] == tokens[same]) same++;
+        if (same > best) best = same;
+    }
+    return best;
+}
+
+static void twin_add(twin *t, const int32_t *tokens, size_t n)
+{
+    assert_true(t->n < TWIN_MAX);
+    memcpy(t->tokens[t->n], tokens, n * sizeof *tokens);
+    t->n_tokens[t->n++] = n;
+}
+
+/* Some stored prefix, and new tokens of a small alphabet, so that there are many splits. */
+static size_t twin_prompt(const twin *t, imp_rng *rng, int32_t *tokens)
+{
+    size_t n = 0;
+    if (t->n > 0 && imp_rng_below(rng, 8) > 0) {
+        size_t i = imp_rng_below(rng, t->n);
+        n = imp_rng_below(rng, t->n_tokens[i] + 1);
+        memcpy(tokens, t->tokens[i], n * sizeof *tokens);
+    }
+    size_t end = n + 1 + imp_rng_below(rng, imp_rng_below(rng, 3) ? 20 : 150);
+    if (end > TWIN_TOKENS) end = TWIN_TOKENS;
+    while (n < end) tokens[n++] = (int32_t)imp_rng_below(rng, 3);
+    return n;
+}
+
+static void twin_compare(const twin *t, imp_world *w, imp_rng *rng, int n)
+{
+    int32_t tokens[TWIN_TOKENS];
+    for (int i = 0; i < n; i++) {
+        size_t len = twin_prompt(t, rng, tokens);
+        assert_int_equal(imp_world_check(w, tokens, len, true), twin_match(t, tokens, len));
+    }
+    for (size_t i = 0; i < t->n; i++) {
+        assert_int_equal(imp_world_check(w, t->tokens[i], t->n_tokens[i], true), t->n_tokens[i]);
+    }
+}
+
+static void twin_round(const char *dir, imp_rest rest, int n_ops)
+{
+    twin *t = calloc(1, sizeof *t);
+    imp_world w[2];
+    imp_store_opts opts;
+    imp_rng rng;
+    int32_t tokens[TWIN_TOKENS];
+    assert_non_null(t);
+    imp_rng_seed(&rng, imp_test_seed() + (uint64_t)rest);
+    imp_world_opts(&opts);
+    opts.min_store_tokens = 1;
+    opts.rest = rest;
+    for (int i = 0; i < 2; i++) assert_int_equal(imp_world_open(&w[i], dir, &opts, NULL), 0);
+    for (int op = 0; op < n_ops; op++) {
+        imp_world *at = &w[imp_rng_below(&rng, 2)];
+        size_t n = twin_prompt(t, &rng, tokens), known = twin_match(t, tokens, n);
+        if (imp_rng_below(&rng, 20) == 0) {
+            imp_world_close(at);
+            assert_int_equal(imp_world_open(at, dir, &opts, NULL), 0);
+        }
+        assert_int_equal(imp_world_check(at, tokens, n, true), known);
+        bool staged;
+        size_t first_new = imp_rng_below(&rng, 3) ? known : imp_rng_below(&rng, known + 1);
+        assert_int_equal(imp_world_commit(at, tokens, n, first_new, 0, &staged), 0);
+        assert_int_equal(staged, n > known);
+        assert_int_equal(imp_store_flush(at->store), 0);
+        if (staged) twin_add(t, tokens, n);
+        assert_int_equal(imp_world_check(&w[imp_rng_below(&rng, 2)], tokens, n, true), n);
+    }
+    for (int i = 0; i < 2; i++) twin_compare(t, &w[i], &rng, 30);
+    assert_int_equal(imp_world_verify(&w[1], false, true), 0);
+    imp_stats before = stats_of(&w[0]);
+    assert_int_equal(imp_store_rebuild(dir), IMP_E_BUSY);
+    for (int i = 0; i < 2; i++) imp_world_close(&w[i]);
+
+    assert_int_equal(imp_store_rebuild(dir), 0);
+    assert_int_equal(imp_world_open(&w[0], dir, &opts, NULL), 0);
+    imp_stats after = stats_of(&w[0]);
+    assert_int_equal(after.n_tokens, before.n_tokens);
+    assert_int_equal(after.n_nodes, before.n_nodes);
+    assert_int_equal(after.n_segments, before.n_segments);
+    twin_compare(t, &w[0], &rng, 30);
+    assert_int_equal(imp_world_verify(&w[0], false, true), 0);
+    imp_world_close(&w[0]);
+    free(t);
+}
+
+static void twin_raw(void **state) { twin_round(*state, IMP_REST_RAW, 60); }
+
+static void twin_q8(void **state) { twin_round(*state, IMP_REST_Q8, 40); }
+
+/* ---- exact and derived */
+
+static void derived_apart(void **state)
+{
+    imp_world w;
+    int32_t a[160], b[160];
+    sequence(a, 160, 1);
+    sequence(b, 160, 1);
+    b[120] = 9999;
+    assert_int_equal(imp_world_open(&w, *state, NULL, NULL), 0);
+    assert_int_equal(imp_world_commit(&w, a, 64, 0, 0, NULL), 0);
+    assert_int_equal(imp_world_commit(&w, a, 160, 64, IMP_COMMIT_DERIVED, NULL), 0);
+    assert_int_equal(imp_world_commit(&w, b, 160, 120, IMP_COMMIT_DERIVED, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    assert_int_equal(imp_world_check(&w, a, 160, true), 64);
+    assert_int_equal(imp_world_check(&w, a, 160, false), 160);
+    assert_int_equal(imp_world_check(&w, b, 160, false), 160);
+    /* exact below derived: there is nothing exact to hang it on */
+    assert_int_equal(imp_world_commit(&w, a, 160, 120, 0, NULL), IMP_E_BUSY);
+    /* exact takes the place */
+    assert_int_equal(imp_world_commit(&w, a, 140, 64, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    assert_int_equal(imp_world_check(&w, a, 160, true), 140);
+    assert_int_equal(imp_world_check(&w, b, 160, false), 120);
+    assert_int_equal(imp_world_verify(&w, false, true), 0);
+    /* derived below exact; and derived never in exact's place */
+    assert_int_equal(imp_world_commit(&w, b, 160, 100, IMP_COMMIT_DERIVED, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    assert_int_equal(imp_world_check(&w, b, 160, false), 160);
+    assert_int_equal(imp_world_check(&w, b, 160, true), 120);
+    imp_world_close(&w);
+    assert_int_equal(imp_store_rebuild(*state), 0);
+    assert_int_equal(imp_world_open(&w, *state, NULL, NULL), 0);
+    assert_int_equal(imp_world_check(&w, b, 160, false), 160);
+    assert_int_equal(imp_world_check(&w, b, 160, true), 120);
+    imp_world_close(&w);
+}
+
+/* ---- the size limit */
+
+static void limit_as_du_counts(void **state)
+{
+    imp_world w;
+    imp_store_opts opts;
+    imp_rng rng;
+    int32_t hot[200], tokens[200];
+    imp_world_opts(&opts);
+    opts.limit_bytes = 2 << 20;
+    imp_rng_seed(&rng, imp_test_seed());
+    assert_int_equal(imp_world_open(&w, *state, &opts, NULL), 0);
+    sequence(hot, 200, 1);
+    uint64_t most = 0;
+    assert_int_equal(imp_world_commit(&w, hot, 200, 0, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    for (int i = 0; i < 60; i++) {
+        size_t n = 64 + imp_rng_below(&rng, 136);
+        for (size_t j = 0; j < n; j++) tokens[j] = (int32_t)(1000 * (i + 1) + (int)j);
+        assert_int_equal(imp_world_commit(&w, tokens, n, 0, 0, NULL), 0);
+        assert_int_equal(imp_store_flush(w.store), 0);
+        /* the newest is there, as a whole */
+        assert_int_equal(imp_world_check(&w, tokens, n, true), n);
+        if (i == 0) {
+            imp_stats st = stats_of(&w);
+            assert_true(st.n_nodes > 3);
+        }
+        uint64_t du = imp_world_du(*state);
+        if (du > most) most = du;
+        assert_in_range(du, 0, opts.limit_bytes);
+    }
+    imp_stats st = stats_of(&w);
+    assert_true(st.evicted_nodes > 20);
+    assert_true(st.evicted_bytes > 1 << 20);
+    assert_true(most > opts.limit_bytes / 2); /* and it is used */
+    assert_int_equal(imp_world_check(&w, hot, 200, true), 0);
+    assert_int_equal(imp_world_verify(&w, false, true), 0);
+    imp_world_close(&w);
+    assert_int_equal(imp_world_open(&w, *state, &opts, NULL), 0);
+    assert_int_equal(imp_world_check(&w, tokens, 64, true), 64);
+    assert_int_equal(imp_world_verify(&w, false, true), 0);
+    imp_world_close(&w);
+}
+
+static int pin_first(const imp_node_info *node, void *user)
+{
+    if (node->first_token == 0) *(uint64_t *)user = node->id;
+    return 0;
+}
+
+static void pins_and_larger_than_the_limit(void **state)
+{
+    imp_world w;
+    imp_store_opts opts;
+    int32_t tokens[4000];
+    uint64_t id = 0;
+    imp_world_opts(&opts);
+    opts.limit_bytes = 1 << 20;
+    assert_int_equal(imp_world_open(&w, *state, &opts, NULL), 0);
+    sequence(tokens, 4000, 1);
+    assert_int_equal(imp_world_commit(&w, tokens, 64, 0, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    assert_int_equal(imp_store_list(w.store, pin_first, &id), 0);
+    assert_int_equal(imp_store_pin(w.store, id, 1), 0);
+    assert_int_equal(imp_store_pin(w.store, id + 1000, 1), IMP_E_NOTFOUND);
+    /* 2 MB into 1 MiB */
+    assert_int_equal(imp_world_commit(&w, tokens, 4000, 64, 0, NULL), IMP_E_FULL);
+    /* it fits by itself, and not beside the rest: what can be kept is, up to where no room can be made */
+    assert_int_equal(imp_world_commit(&w, tokens, 2000, 64, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), IMP_E_FULL);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    assert_in_range(imp_world_check(&w, tokens, 4000, true), 64, 1999);
+    assert_in_range(imp_world_du(*state), 0, opts.limit_bytes);
+    for (int i = 1; i < 20; i++) {
+        sequence(tokens + 100, 100, 100000 * i);
+        assert_int_equal(imp_world_commit(&w, tokens + 100, 100, 0, 0, NULL), 0);
+    }
+    assert_int_equal(imp_store_flush(w.store), 0);
+    assert_true(imp_world_check(&w, tokens, 64, true) == 64);
+    assert_int_equal(imp_store_remove(w.store, 0), 0);
+    assert_int_equal(stats_of(&w).n_nodes, 0);
+    assert_int_equal(stats_of(&w).n_segments, 0);
+    assert_int_equal(imp_store_remove(w.store, 77), IMP_E_NOTFOUND);
+    imp_gc_report r;
+    assert_int_equal(imp_store_gc(w.store, &r), 0);
+    assert_int_equal(imp_world_verify(&w, false, true), 0);
+    imp_world_close(&w);
+}
+
+static int copy_segment(const imp_node_info *node, void *user)
+{
+    const char *const *dirs = user;
+    char command[1024];
+    snprintf(command, sizeof command, "cp '%s/segments/%016llx.seg' '%s/segments/'", dirs[0],
+             (unsigned long long)node->segment, dirs[1]);
+    return system(command) == 0 ? 0 : -1;
+}
+
+static int count_pins(const imp_node_info *node, void *user)
+{
+    *(int *)user += node->pinned;
+    return 0;
+}
+
+/* A whole segment without a row (its process was killed before the catalogue knew) is taken in; pins stay. */
+static void orphans_are_taken_in(void **state)
+{
+    imp_world w;
+    int32_t tokens[128];
+    uint64_t id = 0;
+    const char *dirs[2] = {imp_test_path(*state, "a"), imp_test_path(*state, "b")};
+    sequence(tokens, 128, 1);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(imp_world_open(&w, dirs[i], NULL, NULL), 0);
+        tokens[0] = i;
+        assert_int_equal(imp_world_commit(&w, tokens, 128, 0, 0, NULL), 0);
+        assert_int_equal(imp_store_flush(w.store), 0);
+        if (i == 1) {
+            assert_int_equal(imp_store_list(w.store, pin_first, &id), 0);
+            assert_int_equal(imp_store_pin(w.store, id, 1), 0);
+        }
+        imp_world_close(&w);
+    }
+    assert_int_equal(imp_world_open(&w, dirs[0], NULL, NULL), 0);
+    assert_int_equal(imp_store_list(w.store, copy_segment, dirs), 0);
+    imp_world_close(&w);
+    assert_int_equal(imp_world_open(&w, dirs[1], NULL, NULL), 0);
+    int n_pins = 0;
+    assert_int_equal(imp_store_list(w.store, count_pins, &n_pins), 0);
+    assert_int_equal(n_pins, 1);
+    assert_int_equal(stats_of(&w).catalogue_rebuilds, 1);
+    for (int i = 0; i < 2; i++) {
+        tokens[0] = i;
+        assert_int_equal(imp_world_check(&w, tokens, 128, true), 128);
+    }
+    assert_int_equal(imp_world_verify(&w, false, true), 0);
+    /* while another one has the store open it is a stray: verify names it, gc takes it */
+    assert_int_equal(imp_store_remove(w.store, 0), 0);
+    imp_world other;
+    assert_int_equal(imp_world_open(&other, dirs[0], NULL, NULL), 0);
+    assert_int_equal(imp_store_list(other.store, copy_segment, dirs), 0);
+    imp_world_close(&other);
+    write_file(imp_test_path(dirs[1], "segments/hello"), "x");
+    assert_int_equal(imp_world_verify(&w, false, false), 3);
+    imp_gc_report r;
+    assert_int_equal(imp_store_gc(w.store, &r), 0);
+    assert_int_equal(r.removed_files, 2);
+    assert_true(r.freed_bytes > 0);
+    assert_int_equal(imp_world_verify(&w, true, false), 1); /* not of a store's making: only repair takes it */
+    assert_int_equal(imp_world_verify(&w, false, true), 0);
+    imp_world_close(&w);
+}
+
+/* ---- what begin and finish refuse */
+
+static void refusals(void **state)
+{
+    imp_world w;
+    imp_store_opts opts;
+    imp_commit *c, *d;
+    int32_t tokens[64];
+    unsigned char row[WORLD_ROW] = {0};
+    imp_world_opts(&opts);
+    opts.backlog_bytes = 64 * 2 * WORLD_LAYERS * WORLD_ROW;
+    sequence(tokens, 64, 5);
+    assert_int_equal(imp_world_open(&w, *state, &opts, NULL), 0);
+    assert_int_equal(imp_space_token_bytes(w.space), 2 * WORLD_LAYERS * WORLD_ROW);
+    assert_int_equal(imp_commit_begin(w.space, tokens, 3, 4, 0, &c), IMP_E_ARG);
+    assert_int_equal(imp_commit_begin(w.space, tokens, 64, 0, 99, &c), IMP_E_ARG);
+    assert_int_equal(imp_commit_begin(w.space, tokens, 0, 0, 0, &c), 0);
+    assert_null(c);
+    assert_int_equal(imp_commit_begin(w.space, tokens, 3, 0, 0, &c), 0);
+    assert_null(c);
+    assert_int_equal(imp_commit_begin(w.space, tokens, 64, 30, 0, &c), IMP_E_BUSY); /* the tokens before */
+    assert_int_equal(imp_commit_begin(w.space, tokens, 64, 0, 0, &c), 0);
+    assert_non_null(c);
+    assert_int_equal(imp_commit_begin(w.space, tokens, 64, 0, 0, &d), IMP_E_BUSY); /* the backlog */
+    assert_null(d);
+    assert_int_equal(imp_commit_rows(c, WORLD_LAYERS, 0, 1, row, WORLD_ROW, row, WORLD_ROW), IMP_E_ARG);
+    assert_int_equal(imp_commit_rows(c, 0, 64, 1, row, WORLD_ROW, row, WORLD_ROW), IMP_E_ARG);
+    assert_int_equal(imp_commit_rows(c, 0, 0, 65, row, 0, row, 0), IMP_E_ARG);
+    assert_int_equal(imp_commit_rows(c, 0, 0, 64, row, 0, row, 0), 0);
+    assert_int_equal(imp_commit_finish(c), IMP_E_ARG); /* layer 1 is missing */
+    assert_int_equal(imp_commit_begin(w.space, tokens, 64, 0, 0, &c), 0);
+    assert_non_null(c);
+    imp_commit_cancel(c);
+    assert_int_equal(stats_of(&w).commits_refused, 2);
+    assert_int_equal(stats_of(&w).commits, 0);
+    imp_world_close(&w);
+}
+
+/* ---- places where no store can be */
+
+static void bad_places(void **state)
+{
+    const char *dir = *state;
+    imp_store *store;
+    imp_store_opts opts;
+    const char *file = imp_test_path(dir, "file"), *sub = imp_test_path(dir, "store");
+    write_file(file, "x");
+    assert_int_equal(imp_store_open(NULL, NULL, &store), IMP_E_ARG);
+    assert_int_equal(imp_store_open("", NULL, &store), IMP_E_ARG);
+    assert_int_equal(imp_store_open(file, NULL, &store), IMP_E_IO);
+    assert_non_null(strstr(imp_last_error(), "not a directory"));
+    assert_int_equal(imp_store_open(imp_test_path(dir, "file/x"), NULL, &store), IMP_E_IO);
+    assert_int_equal(imp_store_open(imp_test_path(dir, "no/such"), NULL, &store), IMP_E_IO);
+    assert_int_equal(imp_store_open(dir, NULL, &store), IMP_E_ARG); /* holds other files */
+    imp_store_opts_init(&opts);
+    opts.flags = IMP_STORE_MUST_EXIST;
+    assert_int_equal(imp_store_open(sub, &opts, &store), IMP_E_NOTFOUND);
+    opts.flags = IMP_STORE_READONLY;
+    assert_int_equal(imp_store_open(sub, &opts, &store), IMP_E_NOTFOUND);
+    opts.flags = 0;
+    opts.chunk_tokens = 17;
+    assert_int_equal(imp_store_open(sub, &opts, &store), IMP_E_ARG);
+    opts.chunk_tokens = 0;
+    opts.order = IMP_ORDER_CORE;
+    assert_int_equal(imp_store_open(sub, &opts, &store), IMP_E_UNSUPPORTED);
+    assert_int_equal(access(sub, F_OK), -1); /* nothing was made */
+
+    /* a link to a store is one; a link inside it isn't followed */
+    assert_int_equal(imp_store_open(sub, NULL, &store), 0);
+    imp_store_close(store);
+    const char *link = imp_test_path(dir, "link");
+    assert_int_equal(symlink(sub, link), 0);
+    assert_int_equal(imp_store_open(link, NULL, &store), 0);
+    imp_store_close(store);
+    assert_int_equal(rmdir(imp_test_path(sub, "segments")), 0);
+    assert_int_equal(mkdir(imp_test_path(dir, "elsewhere"), 0700), 0);
+    assert_int_equal(symlink(imp_test_path(dir, "elsewhere"), imp_test_path(sub, "segments")), 0);
+    assert_true(imp_store_open(sub, NULL, &store) < 0);
+    if (geteuid() != 0) {
+        const char *closed = imp_test_path(dir, "closed");
+        assert_int_equal(mkdir(closed, 0500), 0);
+        assert_int_equal(imp_store_open(imp_test_path(closed, "s"), NULL, &store), IMP_E_PERM);
+    }
+}
+
+static void check_modes(const char *dir)
+{
+    char command[512];
+    snprintf(command, sizeof command, "find '%s' -type d ! -perm 0700 -print -o -type f ! -perm 0600 -print | grep .", dir);
+    assert_int_not_equal(system(command), 0); /* grep found nothing */
+}
+
+static void modes_whatever_the_umask(void **state)
+{
+    static const mode_t masks[] = {0, 0777, 022};
+    for (size_t i = 0; i < 3; i++) {
+        imp_world w;
+        int32_t tokens[64];
+        char name[16];
+        snprintf(name, sizeof name, "s%zu", i);
+        const char *dir = imp_test_path(*state, name);
+        sequence(tokens, 64, 1);
+        mode_t old = umask(masks[i]);
+        int rc = imp_world_open(&w, dir, NULL, NULL);
+        if (rc == 0) rc = imp_world_commit(&w, tokens, 64, 0, 0, NULL);
+        if (rc == 0) rc = imp_store_flush(w.store);
+        umask(old);
+        assert_int_equal(rc, 0);
+        check_modes(dir);
+        imp_world_close(&w);
+        check_modes(dir);
+    }
+}
+
+static void reading_only(void **state)
+{
+    imp_world w, r;
+    imp_store_opts opts;
+    int32_t tokens[128];
+    bool staged;
+    sequence(tokens, 128, 1);
+    imp_world_opts(&opts);
+    opts.flags = IMP_STORE_READONLY;
+    assert_int_equal(imp_world_open(&w, *state, NULL, NULL), 0);
+    assert_int_equal(imp_world_commit(&w, tokens, 64, 0, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    assert_int_equal(imp_world_open(&r, *state, &opts, NULL), 0);
+    assert_int_equal(imp_world_check(&r, tokens, 128, true), 64);
+    assert_int_equal(imp_world_commit(&w, tokens, 128, 64, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    assert_int_equal(imp_world_check(&r, tokens, 128, true), 128);
+    tokens[0] = 7777;
+    assert_int_equal(imp_world_commit(&r, tokens, 128, 0, 0, &staged), 0);
+    assert_false(staged);
+    assert_int_equal(imp_store_remove(r.store, 0), IMP_E_PERM);
+    assert_int_equal(imp_store_gc(r.store, NULL), IMP_E_PERM);
+    assert_int_equal(imp_world_verify(&r, true, true), IMP_E_PERM);
+    assert_int_equal(imp_world_verify(&r, false, true), 0);
+    imp_world_close(&r);
+    imp_world_close(&w);
+}
+
+/* ---- fingerprints */
+
+static void fingerprints(void **state)
+{
+    imp_world w;
+    imp_hash128 a, b;
+    const char *path = imp_test_path(*state, "weights");
+    assert_int_equal(imp_world_open(&w, imp_test_path(*state, "store"), NULL, NULL), 0);
+    assert_int_equal(imp_store_fingerprint(w.store, path, &a), IMP_E_IO);
+    assert_int_equal(imp_store_fingerprint(w.store, *state, &a), IMP_E_IO);
+    assert_int_equal(imp_test_make_file(path, 5 << 20, 1), 0);
+    struct timespec old[2] = {{1000, 0}, {1000, 0}};
+    for (int i = 0; i < 2; i++) assert_int_equal(imp_store_fingerprint(w.store, path, &a), 0);
+    /* one byte, the same size and time stamp */
+    assert_int_equal(utimensat(AT_FDCWD, path, old, 0), 0);
+    assert_int_equal(imp_store_fingerprint(w.store, path, &b), 0);
+    assert_memory_equal(&a, &b, sizeof a);
+    int fd = open(path, O_RDWR);
+    assert_int_equal(pwrite(fd, "\x7f\x01", 2, 3 << 20), 2);
+    close(fd);
+    assert_int_equal(utimensat(AT_FDCWD, path, old, 0), 0);
+    assert_int_equal(imp_store_fingerprint(w.store, path, &b), 0);
+    assert_memory_not_equal(&a, &b, sizeof a);
+    imp_world_close(&w);
+}
+
+/* ---- spaces */
+
+static void spaces_differ(void **state)
+{
+    imp_layer_shape layers[2] = {{2, 32, 32}, {2, 32, 32}};
+    unsigned char one = 1, two = 2;
+    imp_field fields[2] = {{"rope", &one, 1}, {"lora", &two, 1}};
+    imp_space_desc base = {.struct_bytes = sizeof base, .engine = "e", .type_k = IMP_TYPE_F16, .type_v = IMP_TYPE_F16,
+                           .n_layers = 2, .layers = layers, .fields = fields, .n_fields = 2};
+    imp_store *store;
+    imp_hash128 ids[12];
+    int n = 0;
+    assert_int_equal(imp_store_open(imp_test_path(*state, "s"), NULL, &store), 0);
+    for (int i = 0; i < 12; i++) {
+        imp_space_desc d = base;
+        imp_layer_shape other[2] = {{2, 32, 32}, {2, 32, 64}};
+        imp_field swapped[2] = {{"ropel", &one, 1}, {"ora", &two, 1}};
+        imp_space *space;
+        if (i == 1) d.weights.lo = 1;
+        if (i == 2) d.engine = "e2";
+        if (i == 3) d.type_v = IMP_TYPE_BF16;
+        if (i == 4) d.layers = other;
+        if (i == 5) d.n_layers = 1;
+        if (i == 6) d.n_fields = 1;
+        if (i == 7) d.fields = swapped;
+        if (i == 8) d.salt = "x";
+        if (i == 9) d.salt = "y";
+        if (i == 10) d.salt = "";        /* as none */
+        if (i == 11) d.model_name = "z"; /* not hashed */
+        assert_int_equal(imp_space_open(store, &d, &space), 0);
+        ids[n++] = space->id;
+        imp_space_close(space);
+    }
+    for (int i = 0; i < 10; i++) {
+        for (int j = 0; j < i; j++) assert_memory_not_equal(&ids[i], &ids[j], sizeof ids[i]);
+    }
+    assert_memory_equal(&ids[0], &ids[10], sizeof ids[0]);
+    assert_memory_equal(&ids[0], &ids[11], sizeof ids[0]);
+    imp_space *space;
+    base.n_layers = 0;
+    assert_int_equal(imp_space_open(store, &base, &space), IMP_E_ARG);
+    base.n_layers = 2;
+    base.type_k = IMP_TYPE_Q8_0;
+    layers[1].head_dim_k = 8;
+    assert_int_equal(imp_space_open(store, &base, &space), IMP_E_ARG);
+    imp_store_close(store);
+}
+
+/* ---- several processes, several threads */
+
+/* Prompts of one family: process p, prompt i share long beginnings with those of other processes. */
+static size_t family_prompt(imp_rng *rng, int32_t *tokens)
+{
+    size_t n = 40 + imp_rng_below(rng, 160);
+    uint64_t cut = imp_rng_below(rng, n), who = imp_rng_below(rng, 6);
+    for (size_t i = 0; i < n; i++) tokens[i] = (int32_t)(i < cut ? i : 1000 * who + i);
+    return n;
+}
+
+static int busy_process(const char *dir, uint64_t seed, int n_ops, uint64_t limit)
+{
+    imp_world w;
+    imp_store_opts opts;
+    imp_rng rng;
+    int32_t tokens[200];
+    imp_world_opts(&opts);
+    opts.limit_bytes = limit;
+    imp_rng_seed(&rng, seed);
+    if (imp_world_open(&w, dir, &opts, NULL) < 0) return 10;
+    for (int i = 0; i < n_ops; i++) {
+        size_t n = family_prompt(&rng, tokens);
+        int64_t known = imp_world_check(&w, tokens, n, true);
+        if (known < 0) return 11;
+        if (imp_world_commit(&w, tokens, n, (size_t)known, 0, NULL) < 0) continue; /* evicted by now */
+        if (imp_rng_below(&rng, 4) == 0) (void)imp_store_flush(w.store);
+    }
+    imp_stats st;
+    (void)imp_store_flush(w.store);
+    int rc = imp_store_stats(w.store, &st) == 0 && st.corrupt_chunks == 0 && st.io_errors == 0 ? 0 : 12;
+    if (rc) {
+        fprintf(stderr, "corrupt %llu, io errors %llu, rebuilds %llu\n", (unsigned long long)st.corrupt_chunks,
+                (unsigned long long)st.io_errors, (unsigned long long)st.catalogue_rebuilds);
+    }
+    imp_world_close(&w);
+    return rc;
+}
+
+static void processes_at_once(void **state)
+{
+    enum { N = 3 };
+    pid_t pids[N];
+    for (int p = 0; p < N; p++) {
+        pids[p] = fork();
+        assert_true(pids[p] >= 0);
+        if (pids[p] == 0) _exit(busy_process(*state, imp_test_seed() + (uint64_t)p, 25, 1 << 21));
+    }
+    for (int p = 0; p < N; p++) {
+        int status;
+        assert_int_equal(waitpid(pids[p], &status, 0), pids[p]);
+        assert_int_equal(status, 0);
+    }
+    imp_world w;
+    assert_int_equal(imp_world_open(&w, *state, NULL, NULL), 0);
+    assert_int_equal(imp_world_verify(&w, false, true), 0);
+    assert_int_equal(stats_of(&w).catalogue_rebuilds, 0);
+    imp_world_close(&w);
+}
+
+typedef struct thread_work {
+    imp_world *w;
+    uint64_t seed;
+    int rc;
+} thread_work;
+
+static void *busy_thread(void *user)
+{
+    thread_work *t = user;
+    imp_rng rng;
+    int32_t tokens[200];
+    imp_rng_seed(&rng, t->seed);
+    for (int i = 0; i < 25 && t->rc == 0; i++) {
+        size_t n = family_prompt(&rng, tokens);
+        int64_t known = imp_world_check(t->w, tokens, n, true);
+        if (known < 0) t->rc = (int)known;
+        if (known >= 0) (void)imp_world_commit(t->w, tokens, n, (size_t)known, 0, NULL);
+        imp_stats st;
+        if (i % 8 == 0 && imp_store_stats(t->w->store, &st) < 0) t->rc = -100;
+        if (i % 10 == 9 && imp_store_flush(t->w->store) == IMP_E_IO) t->rc = -101;
+        if (i == 15 && imp_world_verify(t->w, false, true) != 0) t->rc = -102;
+    }
+    return NULL;
+}
+
+static void threads_at_once(void **state)
+{
+    enum { N = 4 };
+    pthread_t threads[N];
+    thread_work work[N];
+    imp_world w;
+    imp_store_opts opts;
+    imp_world_opts(&opts);
+    opts.limit_bytes = 2 << 20;
+    assert_int_equal(imp_world_open(&w, *state, &opts, NULL), 0);
+    for (int i = 0; i < N; i++) {
+        work[i] = (thread_work){&w, imp_test_seed() + 100 + (uint64_t)i, 0};
+        assert_int_equal(pthread_create(&threads[i], NULL, busy_thread, &work[i]), 0);
+    }
+    for (int i = 0; i < N; i++) {
+        pthread_join(threads[i], NULL);
+        assert_int_equal(work[i].rc, 0);
+    }
+    (void)imp_store_flush(w.store);
+    assert_int_equal(imp_world_verify(&w, false, true), 0);
+    imp_stats st = stats_of(&w);
+    assert_int_equal(st.corrupt_chunks, 0);
+    assert_int_equal(st.io_errors, 0);
+    imp_world_close(&w);
+}
+
 int main(void)
 {
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define FAST_TEST(name) cmocka_unit_test_setup_teardown(name, set_up_fast, tear_down)
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(commit_and_reopen, set_up, tear_down),
+        TEST(commit_and_reopen),
+        FAST_TEST(twin_raw),
+        FAST_TEST(twin_q8),
+        FAST_TEST(derived_apart),
+        FAST_TEST(limit_as_du_counts),
+        FAST_TEST(pins_and_larger_than_the_limit),
+        FAST_TEST(orphans_are_taken_in),
+        TEST(refusals),
+        TEST(bad_places),
+        TEST(modes_whatever_the_umask),
+        TEST(reading_only),
+        TEST(fingerprints),
+        TEST(spaces_differ),
+        FAST_TEST(processes_at_once),
+        FAST_TEST(threads_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
