@@ -186,9 +186,10 @@ void cat_db_busy_ms(cat_db *d, int ms)
 int cat_db_vacuum(cat_db *d)
 {
     int rc = exec(d, "VACUUM");
-    if (rc == 0) rc = exec(d, "PRAGMA wal_checkpoint(TRUNCATE)");
-    return rc;
+    return rc < 0 ? rc : cat_db_checkpoint(d);
 }
+
+int cat_db_checkpoint(cat_db *d) { return exec(d, "PRAGMA wal_checkpoint(TRUNCATE)"); }
 
 struct integrity {
     void (*fn)(const char *what, void *user);

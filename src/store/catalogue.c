@@ -1308,3 +1308,9 @@ int imp_cat_compact(imp_cat *c)
     if (c->in_change) return imp_fail(IMP_E_ARG, "catalogue: compacted inside of a change");
     return cat_db_vacuum(c->db);
 }
+
+int imp_cat_checkpoint(imp_cat *c)
+{
+    if (c->in_change) return imp_fail(IMP_E_ARG, "catalogue: checkpoint inside of a change");
+    return cat_db_checkpoint(c->db);
+}

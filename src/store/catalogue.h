@@ -125,6 +125,8 @@ int imp_cat_put_fingerprint(imp_cat *c, const imp_cat_file *file, imp_hash128 ha
 int imp_cat_check(imp_cat *c, void (*fn)(const char *what, void *user), void *user);
 /* Give free pages and the write-ahead log back to the file system. Not inside a change. */
 int imp_cat_compact(imp_cat *c);
+/* The write-ahead log alone: cheap, where compacting writes everything anew. Not inside a change. */
+int imp_cat_checkpoint(imp_cat *c);
 
 /* Remove the files of a catalogue (db, wal, shm). Missing ones are no failure. */
 int imp_cat_delete(const char *dir);

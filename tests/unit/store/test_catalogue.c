@@ -567,6 +567,35 @@ static void test_busy_and_reservations(void **state)
     imp_test_remove_dir(dir);
 }
 
+static off_t size_of(const char *dir, const char *name)
+{
+    struct stat st;
+    assert_int_equal(stat(imp_test_path(dir, name), &st), 0);
+    return st.st_size;
+}
+
+static void test_checkpoint(void **state)
+{
+    (void)state;
+    char *dir = imp_test_make_dir(NULL);
+    imp_cat *c = open_in(dir);
+    OK(imp_cat_begin(c));
+    put_one_segment(c, 1, 1);
+    assert_int_equal(imp_cat_checkpoint(c), IMP_E_ARG);
+    assert_int_equal(imp_cat_compact(c), IMP_E_ARG);
+    OK(imp_cat_commit(c));
+    assert_true(size_of(dir, "catalogue.db-wal") > 0);
+    OK(imp_cat_checkpoint(c));
+    assert_int_equal(size_of(dir, "catalogue.db-wal"), 0);
+    OK(imp_cat_begin(c));
+    for (uint32_t i = 0; i < 20000; i++) put_one_segment(c, i % N_SEGMENTS, i);
+    OK(imp_cat_commit(c));
+    OK(imp_cat_compact(c));
+    assert_int_equal(size_of(dir, "catalogue.db-wal"), 0);
+    imp_cat_close(c);
+    imp_test_remove_dir(dir);
+}
+
 static void test_failed_part(void **state)
 {
     (void)state;
@@ -1119,7 +1148,8 @@ int main(void)
         cmocka_unit_test(test_twin),         cmocka_unit_test(test_log_end),
         cmocka_unit_test(test_callbacks),    cmocka_unit_test(test_advice),
         cmocka_unit_test(test_busy_and_reservations), cmocka_unit_test(test_failed_part),
-        cmocka_unit_test(test_modes),        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_checkpoint),   cmocka_unit_test(test_modes),
+        cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_versions),     cmocka_unit_test(test_readonly),
         cmocka_unit_test(test_replaced),     cmocka_unit_test(test_damage),
         cmocka_unit_test(test_damaged_wal),  cmocka_unit_test(test_forged_rows),
