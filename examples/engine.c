@@ -2,7 +2,7 @@
  *
  * usage: engine [STORE-DIRECTORY] [PREFIX-TOKENS]
  *
- * Without a directory a temporary one is made and removed. tiny_engine.c shows the calls; this only asks three times and
+ * Without a directory, or with "", a temporary one is made and removed. tiny_engine.c shows the calls; this only asks three times and
  * compares: everything computed; the prefix loaded whole (`as`); the quarter of the prefix that matters for the question,
  * chosen in each layer (`as-h2o-lru`). */
 #include <math.h>
@@ -95,7 +95,8 @@ out:
 int main(int argc, char **argv)
 {
     char made[] = "/tmp/impress-engine-XXXXXX";
-    const char *dir = argc > 1 ? argv[1] : mkdtemp(made);
+    int temporary = argc < 2 || argv[1][0] == '\0';
+    const char *dir = temporary ? mkdtemp(made) : argv[1];
     long n_prefix = argc > 2 ? strtol(argv[2], NULL, 10) : 2000;
     if (argc > 3 || !dir || n_prefix < 64 || n_prefix > 100000) {
         fprintf(stderr, "usage: engine [STORE-DIRECTORY] [PREFIX-TOKENS (64..100000)]\n");
@@ -120,7 +121,7 @@ int main(int argc, char **argv)
     if (rc == 0) rc = second_request(m, dir, tokens, n, &cells);
     status = rc < 0 ? failed(dir, rc) : 0;
 out:
-    if (argc < 2) {
+    if (temporary) {
         char command[64];
         snprintf(command, sizeof command, "rm -rf %s", dir);
         if (system(command) != 0) fprintf(stderr, "engine: %s stays\n", dir);

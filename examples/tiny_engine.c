@@ -59,7 +59,7 @@ tiny_model *tiny_model_new(const tiny_shape *shape)
     m->embedding = take_weights(&at, &random, m->d, shape->n_vocab, 1);
     for (uint32_t l = 0; l < shape->n_layers; l++) {
         matrices *w = &m->layers[l];
-        w->wq = take_weights(&at, &random, m->d, m->d, 3); /* large: attention then prefers some tokens, as trained ones do */
+        w->wq = take_weights(&at, &random, m->d, m->d, 6); /* large: attention then prefers some tokens, as trained ones do */
         w->wk = take_weights(&at, &random, m->d, m->d_kv, 1);
         w->wv = take_weights(&at, &random, m->d, m->d_kv, 1);
         w->wo = take_weights(&at, &random, m->d, m->d, 0.5);

@@ -39,6 +39,11 @@
 #define ARENA_LEAST (64u << 10)
 #define ARENA_STEP (16u << 20)
 
+/* So much, of bytes and of layers, keeps any disk busy. Memory is touched, and registered, when a first load begins, at
+ * some 3 GB/s or far less: for a small model all of `buffer_bytes` would take longer than its reads. */
+#define ENOUGH_BYTES ((size_t)8 << 20)
+#define ENOUGH_LAYERS 4
+
 typedef struct read {
     imp_io_op op;
     bool counted; /* in the figures */
@@ -352,9 +357,11 @@ static size_t measure(imp_load *load)
         if (a < smallest) smallest = a;
         sum += a;
     }
-    uint64_t budget = imp_store_options(load->store)->buffer_bytes;
     bool ahead = load->opts.switches.prefetch == IMP_PREFETCH_LAYERS;
-    size_t ring = ahead && budget > stage_b ? (size_t)(budget - stage_b) : 0;
+    uint64_t buffers = imp_store_options(load->store)->buffer_bytes;
+    if (buffers > ENOUGH_BYTES && buffers > ENOUGH_LAYERS * largest)
+        buffers = ENOUGH_BYTES > ENOUGH_LAYERS * largest ? ENOUGH_BYTES : ENOUGH_LAYERS * largest;
+    size_t ring = ahead && buffers > stage_b ? (size_t)(buffers - stage_b) : 0;
     if (ring > sum) ring = sum;
     size_t least = ahead && load->n_layers > 1 ? 2 * largest : largest;
     if (ring < least) ring = least;
