@@ -176,6 +176,15 @@ static int refresh(view *v)
     return imp_cat_read(v->cat, v->since, &reader, &v->since);
 }
 
+/* In memory if there is such a folder: nothing here needs a disk, and every change is synced. */
+static char *make_dir(void)
+{
+    char *dir = imp_test_make_dir("/dev/shm");
+    if (!dir) dir = imp_test_make_dir(NULL);
+    assert_non_null(dir);
+    return dir;
+}
+
 #define OK(call)                                                                                                       \
     do {                                                                                                               \
         int ok_rc_ = (call);                                                                                           \
@@ -351,7 +360,7 @@ static void test_twin(void **state)
     (void)state;
     static view views[2];
     static twin truth;
-    char *dir = imp_test_make_dir(NULL);
+    char *dir = make_dir();
     imp_rng r;
     imp_rng_seed(&r, imp_test_seed());
     memset(views, 0, sizeof views);
@@ -417,7 +426,7 @@ static void test_log_end(void **state)
     static view a, b;
     memset(&a, 0, sizeof a);
     memset(&b, 0, sizeof b);
-    char *dir = imp_test_make_dir(NULL);
+    char *dir = make_dir();
     a.cat = open_in(dir);
     b.cat = open_in(dir);
     OK(refresh(&a));
@@ -464,7 +473,7 @@ static int stop_at_once(const imp_cat_segment *s, void *user)
 static void test_callbacks(void **state)
 {
     (void)state;
-    char *dir = imp_test_make_dir(NULL);
+    char *dir = make_dir();
     imp_cat *c = open_in(dir);
     OK(imp_cat_begin(c));
     put_one_segment(c, 1, 1);
@@ -491,7 +500,7 @@ static int count_use(uint64_t node, uint64_t hits, int64_t used_s, void *user)
 static void test_advice(void **state)
 {
     (void)state;
-    char *dir = imp_test_make_dir(NULL);
+    char *dir = make_dir();
     imp_cat *c = open_in(dir);
     uint64_t sum = 0, id = 0, id2 = 0;
     OK(imp_cat_put_use(c, 3, 1, 2));
@@ -546,13 +555,13 @@ static int drop_reservation(const imp_cat_reservation *r, void *user)
 static void test_busy_and_reservations(void **state)
 {
     (void)state;
-    char *dir = imp_test_make_dir(NULL);
+    char *dir = make_dir();
     imp_cat *a = open_in(dir), *b = open_in(dir);
     imp_cat_busy_ms(b, 1);
     OK(imp_cat_begin(a));
     assert_int_equal(imp_cat_begin(b), IMP_E_BUSY);
     for (uint64_t i = 0; i < 6; i++) {
-        imp_cat_reservation r = {segment_id(i), i % 2, 100 << i};
+        imp_cat_reservation r = {segment_id(i), i % 2, (uint64_t)100 << i};
         OK(imp_cat_reserve(a, &r));
     }
     OK(imp_cat_commit(a));
@@ -577,7 +586,7 @@ static off_t size_of(const char *dir, const char *name)
 static void test_checkpoint(void **state)
 {
     (void)state;
-    char *dir = imp_test_make_dir(NULL);
+    char *dir = make_dir();
     imp_cat *c = open_in(dir);
     OK(imp_cat_begin(c));
     put_one_segment(c, 1, 1);
@@ -599,7 +608,7 @@ static void test_checkpoint(void **state)
 static void test_failed_part(void **state)
 {
     (void)state;
-    char *dir = imp_test_make_dir(NULL);
+    char *dir = make_dir();
     imp_cat *c = open_in(dir);
     imp_cat_node none = {.id = 1, .n_tokens = 0};
     OK(imp_cat_begin(c));
@@ -627,7 +636,7 @@ static void test_modes(void **state)
     (void)state;
     static const mode_t masks[] = {0, 022, 0777};
     for (size_t i = 0; i < 3; i++) {
-        char *dir = imp_test_make_dir(NULL);
+        char *dir = make_dir();
         mode_t old = umask(masks[i]);
         imp_cat *c = open_in(dir);
         OK(imp_cat_begin(c));
@@ -650,7 +659,7 @@ static void test_refusals(void **state)
 {
     (void)state;
     imp_cat *c = (imp_cat *)1;
-    char *dir = imp_test_make_dir(NULL), *other = imp_test_make_dir(NULL), link[512];
+    char *dir = make_dir(), *other = make_dir(), link[512];
     const char *db = imp_test_path(dir, "catalogue.db");
     assert_int_equal(imp_cat_open(imp_test_path(dir, "missing"), 0, &c), IMP_E_NOTFOUND);
     assert_null(c);
@@ -699,7 +708,7 @@ static void set_pragma(const char *dir, const char *pragma)
 static void test_versions(void **state)
 {
     (void)state;
-    char *dir = imp_test_make_dir(NULL), pragma[64];
+    char *dir = make_dir(), pragma[64];
     imp_cat *c = NULL;
     imp_cat_close(open_in(dir));
     snprintf(pragma, sizeof pragma, "PRAGMA user_version=%d", (int)(int32_t)(2 | 0xfffd0000u));
@@ -716,7 +725,7 @@ static void test_readonly(void **state)
     (void)state;
     static view v;
     memset(&v, 0, sizeof v);
-    char *dir = imp_test_make_dir(NULL);
+    char *dir = make_dir();
     imp_cat *c = open_in(dir);
     OK(imp_cat_begin(c));
     put_one_segment(c, 1, 5);
@@ -733,7 +742,7 @@ static void test_readonly(void **state)
 static void test_replaced(void **state)
 {
     (void)state;
-    char *dir = imp_test_make_dir(NULL);
+    char *dir = make_dir();
     imp_cat *a = open_in(dir), *b;
     bool changed;
     OK(imp_cat_delete(dir));
@@ -871,9 +880,7 @@ static void test_damage(void **state)
 {
     (void)state;
     static twin truth;
-    /* In memory if there is such a folder: each round opens, writes and syncs. */
-    char *dir = imp_test_make_dir("/dev/shm");
-    if (!dir) dir = imp_test_make_dir(NULL);
+    char *dir = make_dir();
     imp_rng r;
     imp_rng_seed(&r, imp_test_seed());
     fill(dir, &truth, &r);
@@ -908,8 +915,7 @@ static void test_damaged_wal(void **state)
     (void)state;
     static twin truths[8];
     static view v;
-    char *dir = imp_test_make_dir("/dev/shm");
-    if (!dir) dir = imp_test_make_dir(NULL);
+    char *dir = make_dir();
     imp_rng r;
     imp_rng_seed(&r, imp_test_seed());
     fill(dir, &truths[0], &r);
@@ -965,15 +971,14 @@ static void test_forged_rows(void **state)
         "DELETE FROM meta",
         "UPDATE meta SET n_nodes = n_nodes - 1",
         "UPDATE meta SET generation = generation + 1",
-        "INSERT INTO node SELECT 9999, parent, space, segment, segment_first, n_tokens, depth, flags, created, sum, tokens "
-        "FROM node WHERE id = 20",
+        ("INSERT INTO node SELECT 9999, parent, space, segment, segment_first, n_tokens, depth, flags, created, sum, "
+         "tokens FROM node WHERE id = 20"),
         "DROP TABLE segment",
         "CREATE INDEX i ON node(parent)",
         "ALTER TABLE node ADD COLUMN more",
     };
     static twin truth;
-    char *dir = imp_test_make_dir("/dev/shm");
-    if (!dir) dir = imp_test_make_dir(NULL);
+    char *dir = make_dir();
     imp_rng r;
     imp_rng_seed(&r, imp_test_seed());
     for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {
@@ -1000,7 +1005,7 @@ static void keep_line(const char *what, void *user)
 static void test_check(void **state)
 {
     (void)state;
-    char *dir = imp_test_make_dir(NULL), lines[4096] = "";
+    char *dir = make_dir(), lines[4096] = "";
     imp_cat *c = open_in(dir);
     int32_t tokens[4] = {1, 2, 3, 4};
     OK(imp_cat_begin(c));
@@ -1044,7 +1049,7 @@ static void test_check(void **state)
 static void test_killed(void **state)
 {
     (void)state;
-    char *dir = imp_test_make_dir(NULL);
+    char *dir = make_dir();
     imp_rng r;
     imp_rng_seed(&r, imp_test_seed());
     imp_cat_close(open_in(dir));
@@ -1127,7 +1132,7 @@ static void test_no_memory(void **state)
     uint64_t at = 1;
     for (; rc == IMP_E_NOMEM; at++) {
         static view v;
-        char *dir = imp_test_make_dir(NULL);
+        char *dir = make_dir();
         memset(&v, 0, sizeof v);
         imp_alloc_fail_at(at, 0);
         rc = use_all(dir, &v);
