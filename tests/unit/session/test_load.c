@@ -156,7 +156,7 @@ static void make_random_world(imp_rng *r, util_world *w)
                                          32 * (1 + (uint32_t)imp_rng_below(r, 3))};
     }
     w->opts.chunk_tokens = 16 * (1 + (uint32_t)imp_rng_below(r, 6));
-    w->opts.segment_tokens = 64 + (uint32_t)imp_rng_below(r, 200);
+    w->opts.segment_tokens = 100 + (uint32_t)imp_rng_below(r, 400);
     w->opts.min_store_tokens = 1;
     w->opts.io_mode = imp_rng_below(r, 2) ? IMP_IO_THREADS : IMP_IO_AUTO;
     w->opts.buffer_bytes = imp_rng_below(r, 2) ? 0 : 64 << 10; /* the ring wraps */
@@ -172,7 +172,7 @@ static void test_random(void **state)
     (void)state;
     imp_rng r;
     imp_rng_seed(&r, imp_test_seed());
-    for (int round = 0; round < 12; round++) {
+    for (int round = 0; round < 8; round++) {
         util_world w;
         make_random_world(&r, &w);
         util_start(&w);
