@@ -33,10 +33,10 @@ static void hold(imp_store *s, uint64_t id, bool on)
     imp_radix_touch(tree->radix, n);
 }
 
-int imp_evict_for(imp_store *s, uint64_t bytes, uint64_t keep, uint64_t *n_evicted)
+int imp_evict_for(imp_store *s, uint64_t bytes, uint64_t keep, imp_evicted *out)
 {
     uint64_t segment_bytes, reserved_bytes;
-    *n_evicted = 0;
+    *out = (imp_evicted){0};
     int rc = imp_cat_totals(s->cat, &segment_bytes, &reserved_bytes);
     if (rc < 0) return rc;
     uint64_t fixed = reserved_bytes + imp_dir_other_bytes(s) + bytes + GROWTH_BYTES;
@@ -60,10 +60,17 @@ int imp_evict_for(imp_store *s, uint64_t bytes, uint64_t keep, uint64_t *n_evict
         }
         rc = imp_edit_remove_leaf(s, tree, n->id);
         if (rc < 0) break;
-        ++*n_evicted;
-        s->count.evicted_nodes++;
-        s->count.evicted_bytes += before - s->forest.seg_bytes;
+        out->nodes++;
+        out->bytes += before - s->forest.seg_bytes;
     }
     hold(s, keep, false);
     return rc;
+}
+
+void imp_count_evicted(imp_store *s, imp_evicted e)
+{
+    pthread_mutex_lock(&s->lock);
+    s->count.evicted_nodes += e.nodes;
+    s->count.evicted_bytes += e.bytes;
+    pthread_mutex_unlock(&s->lock);
 }

@@ -213,9 +213,16 @@ int imp_store_pin(imp_store *s, uint64_t node, int pinned)
 
 static int trim(imp_store *s, uint64_t *n_evicted)
 {
+    imp_evicted e;
     int rc = imp_change_begin(s);
-    if (rc == 0) rc = imp_change_end(s, imp_evict_for(s, 0, 0, n_evicted));
-    return rc == IMP_E_FULL ? 0 : rc; /* everything left is in use or pinned */
+    if (rc < 0) return rc;
+    rc = imp_evict_for(s, 0, 0, &e);
+    if (rc == IMP_E_FULL) rc = 0; /* what is left is in use or pinned */
+    rc = imp_change_end(s, rc);
+    if (rc < 0) return rc;
+    imp_count_evicted(s, e);
+    *n_evicted = e.nodes;
+    return 0;
 }
 
 int imp_store_gc(imp_store *s, imp_gc_report *report)

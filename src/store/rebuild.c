@@ -287,6 +287,20 @@ static int make_folder(imp_store *s, char *folder, size_t n_bytes)
     return imp_cat_delete(folder); /* of one that was killed */
 }
 
+static void remove_folder(const imp_store *s, const char *folder)
+{
+    (void)imp_cat_delete(folder);
+    (void)unlinkat(s->dir_fd, "rebuild", AT_REMOVEDIR);
+}
+
+void imp_rebuild_sweep(imp_store *s)
+{
+    char folder[4096];
+    struct stat st;
+    if (fstatat(s->dir_fd, "rebuild", &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISDIR(st.st_mode)) return;
+    if ((size_t)snprintf(folder, sizeof folder, "%s/rebuild", s->dir) < sizeof folder) remove_folder(s, folder);
+}
+
 int imp_rebuild(imp_store *s)
 {
     rebuild r = {.s = s};
@@ -317,8 +331,7 @@ int imp_rebuild(imp_store *s)
     s->n_doomed = 0;
     if (rc == 0) s->count.catalogue_rebuilds++;
 out:
-    (void)imp_cat_delete(folder);
-    (void)unlinkat(s->dir_fd, "rebuild", AT_REMOVEDIR);
+    remove_folder(s, folder);
     for (size_t i = 0; i < r.n; i++) imp_seg_layout_free(r.items[i].layout);
     imp_free(r.items);
     imp_free(r.places);

@@ -91,6 +91,7 @@ static int recover(imp_store *s)
         pthread_mutex_unlock(&s->lock);
         pthread_mutex_unlock(&s->cat_lock);
     }
+    imp_rebuild_sweep(s);
     (void)imp_dir_lock(s, IMP_LOCK_SHARED, false);
     s->alone = false;
     return rc;

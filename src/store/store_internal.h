@@ -275,8 +275,14 @@ void imp_writer_stop(imp_store *s); /* after writing what waits */
 
 /* ---- evict.c: inside a change */
 
-/* Evict until `bytes` more fit under the limit. `keep` (0: none) and what is above it stay. */
-int imp_evict_for(imp_store *s, uint64_t bytes, uint64_t keep, uint64_t *n_evicted);
+typedef struct imp_evicted {
+    uint64_t nodes, bytes;
+} imp_evicted;
+
+/* Evict until `bytes` more fit under the limit. `keep` (0: none) and what is above it stay. IMP_E_FULL if that isn't
+ * enough. */
+int imp_evict_for(imp_store *s, uint64_t bytes, uint64_t keep, imp_evicted *out);
+void imp_count_evicted(imp_store *s, imp_evicted e); /* once the change is durable; takes `lock` */
 
 /* ---- recover.c and rebuild.c */
 
@@ -292,6 +298,8 @@ int imp_recover(imp_store *s, bool keep_orphans, imp_leftovers *out);
 /* Tell about files in segments/ that nothing refers to, and remove them if asked to. */
 int imp_strays(imp_store *s, bool remove, void (*fn)(const imp_finding *finding, void *user), void *user, int64_t *n_found);
 
+/* What a killed rebuild left. Alone. */
+void imp_rebuild_sweep(imp_store *s);
 /* With the catalogue closed and the directory locked alone: write a new one from the segments' headers. */
 int imp_rebuild(imp_store *s);
 

@@ -189,10 +189,11 @@ static int look(imp_store *s, const imp_job *job, size_t *known, uint64_t *last)
     return rc;
 }
 
-static int reserve_in_change(imp_store *s, const imp_job *job, size_t *pos, size_t *end, imp_seg_layout **layout)
+static int reserve_in_change(imp_store *s, const imp_job *job, size_t *pos, size_t *end, imp_seg_layout **layout,
+                             imp_evicted *evicted)
 {
     size_t known;
-    uint64_t last, n_evicted;
+    uint64_t last;
     int rc = look(s, job, &known, &last);
     if (rc < 0) return rc;
     if (known < *pos) {
@@ -209,7 +210,7 @@ static int reserve_in_change(imp_store *s, const imp_job *job, size_t *pos, size
     uint64_t bytes = imp_round_up(imp_seg_file_bytes(*layout), DU_UNIT);
     imp_cat_reservation r = {imp_seg_layout_meta(*layout)->segment, s->instance, bytes};
     rc = imp_edit_unreserve(s);
-    if (rc == 0) rc = imp_evict_for(s, bytes, last, &n_evicted);
+    if (rc == 0) rc = imp_evict_for(s, bytes, last, evicted);
     if (rc == 0) rc = imp_cat_reserve(s->cat, &r);
     if (rc == 0) rc = imp_edit_uses(s);
     if (rc == 0) s->reserved = r.segment;
@@ -224,11 +225,13 @@ static int reserve(imp_store *s, const imp_job *job, size_t *pos, size_t *end, i
     /* The catalogue's log grows to a few MB before SQLite begins it anew: much, where the limit is small. */
     if (imp_dir_log_bytes(s) > s->opts.limit_bytes / LOG_SHARE) {
         pthread_mutex_lock(&s->cat_lock);
-        if (s->cat) (void)imp_cat_compact(s->cat); /* not while somebody reads */
+        if (s->cat) (void)imp_cat_checkpoint(s->cat); /* not while somebody reads */
         pthread_mutex_unlock(&s->cat_lock);
     }
+    imp_evicted evicted = {0};
     int rc = imp_change_begin(s);
-    if (rc == 0) rc = imp_change_end(s, reserve_in_change(s, job, pos, end, layout));
+    if (rc == 0) rc = imp_change_end(s, reserve_in_change(s, job, pos, end, layout, &evicted));
+    if (rc == 0) imp_count_evicted(s, evicted);
     if (rc < 0) {
         imp_seg_layout_free(*layout);
         *layout = NULL;

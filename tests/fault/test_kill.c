@@ -22,9 +22,9 @@
 
 enum { MAX_TOKENS = 220, MAX_KNOWN = 4096 };
 
-typedef enum phase { AT_WRITE, AT_SYNC, AT_RENAME, AT_UNLINK, AT_CATALOGUE, AT_RANDOM, N_PHASES } phase;
+typedef enum phase { AT_WRITE, AT_SYNC, AT_RENAME, AT_UNLINK, AT_CATALOGUE, AT_REBUILD, AT_RANDOM, N_PHASES } phase;
 
-static const char *const phase_names[] = {"write", "sync", "rename", "unlink", "catalogue", "random"};
+static const char *const phase_names[] = {"write", "sync", "rename", "unlink", "catalogue", "rebuild", "random"};
 
 /* ---- the catalogue's writes: SQLite's own file system with a hook before each write and sync */
 
@@ -95,7 +95,11 @@ static void child(const char *dir, uint64_t seed, phase at, uint64_t nth, int n_
     int32_t tokens[MAX_TOKENS];
     imp_io_fault f = {.nth = nth, .action = IMP_IO_KILL};
     signal(SIGSEGV, SIG_DFL); /* cmocka's handler is the parent's */
-    if (at == AT_CATALOGUE) hook_catalogue((long)nth);
+    if (at == AT_CATALOGUE || at == AT_REBUILD) hook_catalogue((long)nth);
+    if (at == AT_REBUILD) {
+        (void)unlink(imp_test_path(dir, "catalogue.db"));
+        (void)unlink(imp_test_path(dir, "catalogue.db-wal"));
+    }
     if (at <= AT_UNLINK) {
         f.kind = kinds[at];
         imp_io_fault_add(&f);
@@ -211,8 +215,8 @@ static void kill_at_any_moment(void **state)
         int from, other_from = -1, status;
         phase at = (phase)(round % N_PHASES);
         /* Writes of the catalogue come by the dozen for each entry; of the others a few. */
-        uint64_t nth = 1 + imp_rng_below(&rng, at == AT_CATALOGUE ? 80 : 12);
-        if (n_known > 40 && imp_rng_below(&rng, 4) == 0) n_known = 0; /* a new store now and then keeps this fast */
+        uint64_t nth = 1 + imp_rng_below(&rng, at == AT_CATALOGUE ? 80 : at == AT_REBUILD ? 30 : 12);
+        if (n_known > 40 && at != AT_REBUILD && imp_rng_below(&rng, 4) == 0) n_known = 0; /* a new store now and then keeps this fast */
         if (n_known == 0) {
             char command[512];
             snprintf(command, sizeof command, "rm -rf '%s/store'", (char *)*state);
@@ -220,7 +224,7 @@ static void kill_at_any_moment(void **state)
         }
         const char *dir = imp_test_path(*state, "store");
         pid_t pid = start(dir, imp_rng_u64(&rng), at, nth, 0, &from), other = -1;
-        if (round % 5 == 4) other = start(dir, imp_rng_u64(&rng), AT_RANDOM, 0, 4, &other_from);
+        if (round % 5 == 4 && at != AT_REBUILD) other = start(dir, imp_rng_u64(&rng), AT_RANDOM, 0, 4, &other_from);
         if (at == AT_RANDOM) {
             usleep((useconds_t)imp_rng_below(&rng, 60000));
             kill(pid, SIGKILL);

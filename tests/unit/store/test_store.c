@@ -2,6 +2,7 @@
  * after a reopen and between instances. */
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,6 +16,8 @@
 #include <cmocka.h>
 
 #include "base/alloc.h"
+#include "base/bytes.h"
+#include "base/hash.h"
 #include "base/rng.h"
 #include "support/store_world.h"
 #include "support/support.h"
@@ -258,9 +261,12 @@ static void limit_as_du_counts(void **state)
     imp_rng_seed(&rng, imp_test_seed());
     assert_int_equal(imp_world_open(&w, *state, &opts, NULL), 0);
     sequence(hot, 200, 1);
-    uint64_t most = 0;
+    uint64_t most = 0, header_bytes;
+    imp_path in_use;
     assert_int_equal(imp_world_commit(&w, hot, 200, 0, 0, NULL), 0);
     assert_int_equal(imp_store_flush(w.store), 0);
+    assert_int_equal(imp_store_match(w.store, w.space->id, hot, 200, true, &in_use, &header_bytes), 0);
+    assert_int_equal(in_use.n_tokens, 200);
     for (int i = 0; i < 60; i++) {
         size_t n = 64 + imp_rng_below(&rng, 136);
         for (size_t j = 0; j < n; j++) tokens[j] = (int32_t)(1000 * (i + 1) + (int)j);
@@ -274,6 +280,10 @@ static void limit_as_du_counts(void **state)
         }
         uint64_t du = imp_world_du(*state);
         if (du > most) most = du;
+        if (i == 20) { /* what is in use stays, also where it is the oldest */
+            assert_int_equal(imp_world_check(&w, hot, 200, true), 200);
+            imp_store_unpin(w.store, &in_use);
+        }
         assert_in_range(du, 0, opts.limit_bytes);
     }
     imp_stats st = stats_of(&w);
@@ -396,6 +406,37 @@ static void orphans_are_taken_in(void **state)
     assert_int_equal(imp_world_verify(&w, true, false), 1); /* not of a store's making: only repair takes it */
     assert_int_equal(imp_world_verify(&w, false, true), 0);
     imp_world_close(&w);
+}
+
+/* A segment of a later version: never dropped, never used. */
+static void newer_segments_stay(void **state)
+{
+    imp_world w;
+    int32_t tokens[64];
+    unsigned char header[IMP_SEG_FIXED_BYTES];
+    glob_t found;
+    const char *dir = imp_test_path(*state, "store");
+    sequence(tokens, 64, 1);
+    assert_int_equal(imp_world_open(&w, dir, NULL, NULL), 0);
+    assert_int_equal(imp_world_commit(&w, tokens, 64, 0, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    imp_world_close(&w);
+    assert_int_equal(glob(imp_test_path(dir, "segments/*.seg"), 0, NULL, &found), 0);
+    int fd = open(found.gl_pathv[0], O_RDWR);
+    assert_int_equal(pread(fd, header, sizeof header, 0), sizeof header);
+    imp_put32(header + 8, IMP_FORMAT_VERSION + 1); /* docs/format.md */
+    imp_put64(header + sizeof header - 8, imp_hash64(header, sizeof header - 8, 0));
+    assert_int_equal(pwrite(fd, header, sizeof header, 0), sizeof header);
+    close(fd);
+    assert_int_equal(imp_world_open(&w, dir, NULL, NULL), 0);
+    for (int i = 0; i < 2; i++) assert_int_equal(imp_world_check(&w, tokens, 64, true), 0);
+    assert_int_equal(stats_of(&w).n_segments, 1);
+    imp_world_close(&w);
+    assert_int_equal(imp_store_rebuild(dir), IMP_E_VERSION);
+    assert_int_equal(unlink(imp_test_path(dir, "catalogue.db")), 0);
+    assert_int_equal(imp_world_open(&w, dir, NULL, NULL), IMP_E_VERSION);
+    assert_int_equal(access(found.gl_pathv[0], F_OK), 0);
+    globfree(&found);
 }
 
 /* ---- what begin and finish refuse */
@@ -737,6 +778,7 @@ int main(void)
         FAST_TEST(limit_as_du_counts),
         FAST_TEST(pins_and_larger_than_the_limit),
         FAST_TEST(orphans_are_taken_in),
+        TEST(newer_segments_stay),
         TEST(refusals),
         TEST(bad_places),
         TEST(modes_whatever_the_umask),
