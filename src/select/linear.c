@@ -17,76 +17,28 @@ imp_linear_isa_kind imp_linear_isa(void)
 
 /* -------------------------------------------------------------------------------------------------- product ---- */
 
-typedef float vector __attribute__((vector_size(4 * IMP_LINEAR_COLUMNS)));
+/* Tiles: as many sums as registers hold beside what they are made of. */
+#define MULTIPLY(x) plain_##x
+#define MULTIPLY_TARGET
+#define MULTIPLY_FLOATS 4
+#define MULTIPLY_ROWS 2
+#define MULTIPLY_VECTORS 4
+#include "select/multiply.h"
 
-/* T rows by V vectors of columns stay in registers; both are constants where this is inlined, so the loops vanish. */
-IMP_LINEAR_INLINE void multiply_tile(const int T, const int V, const float *a, size_t a_stride, const float *b,
-                                     size_t b_stride, size_t n_inner, const float *start, float *out,
-                                     size_t out_stride)
-{
-    vector sum[4][4];
-    for (int v = 0; v < V; v++) {
-        vector first = {0};
-        if (start) memcpy(&first, start + v * IMP_LINEAR_COLUMNS, sizeof first);
-        for (int t = 0; t < T; t++) sum[t][v] = first;
-    }
-    for (size_t i = 0; i < n_inner; i++) {
-        vector column[4];
-        for (int v = 0; v < V; v++) memcpy(&column[v], b + i * b_stride + v * IMP_LINEAR_COLUMNS, sizeof column[v]);
-        for (int t = 0; t < T; t++) {
-            float x = a[(size_t)t * a_stride + i];
-            for (int v = 0; v < V; v++) sum[t][v] += x * column[v];
-        }
-    }
-    for (int t = 0; t < T; t++) {
-        for (int v = 0; v < V; v++) {
-            memcpy(out + (size_t)t * out_stride + v * IMP_LINEAR_COLUMNS, &sum[t][v], sizeof sum[t][v]);
-        }
-    }
-}
-
-IMP_LINEAR_INLINE void multiply_columns(const int T, const int V, const float *a, size_t a_stride, size_t n_rows,
-                                        const float *b, size_t b_stride, size_t n_inner, const float *start,
-                                        float *out, size_t out_stride)
-{
-    size_t r = 0;
-    for (; r + (size_t)T <= n_rows; r += (size_t)T) {
-        multiply_tile(T, V, a + r * a_stride, a_stride, b, b_stride, n_inner, start, out + r * out_stride, out_stride);
-    }
-    for (; r < n_rows; r++) {
-        multiply_tile(1, V, a + r * a_stride, a_stride, b, b_stride, n_inner, start, out + r * out_stride, out_stride);
-    }
-}
-
-IMP_LINEAR_INLINE void multiply(const int T, const int V, const float *a, size_t a_stride, size_t n_rows,
-                                const float *b, size_t b_stride, size_t n_inner, size_t n_columns,
-                                const float *start, float *out, size_t out_stride)
-{
-    const size_t wide = (size_t)V * IMP_LINEAR_COLUMNS;
-    size_t c = 0;
-    for (; c + wide <= n_columns; c += wide) {
-        multiply_columns(T, V, a, a_stride, n_rows, b + c, b_stride, n_inner, start ? start + c : NULL, out + c,
-                         out_stride);
-    }
-    for (; c < n_columns; c += IMP_LINEAR_COLUMNS) {
-        multiply_columns(T, 1, a, a_stride, n_rows, b + c, b_stride, n_inner, start ? start + c : NULL, out + c,
-                         out_stride);
-    }
-}
-
-#define MULTIPLY_VARIANT(name, T, V, attributes)                                                                 \
-    attributes static void name(const float *a, size_t a_stride, size_t n_rows, const float *b, size_t b_stride, \
-                                size_t n_inner, size_t n_columns, const float *start, float *out,                \
-                                size_t out_stride)                                                               \
-    {                                                                                                            \
-        multiply(T, V, a, a_stride, n_rows, b, b_stride, n_inner, n_columns, start, out, out_stride);            \
-    }
-
-/* As many sums as registers hold beside what they are made of: 16 of 32, 12 of 16, 8 of 16. */
-MULTIPLY_VARIANT(multiply_plain, 2, 1, )
 #if defined(__x86_64__)
-MULTIPLY_VARIANT(multiply_avx2, 4, 1, IMP_LINEAR_AVX2)
-MULTIPLY_VARIANT(multiply_avx512, 4, 4, IMP_LINEAR_AVX512)
+#define MULTIPLY(x) avx2_##x
+#define MULTIPLY_TARGET IMP_LINEAR_AVX2
+#define MULTIPLY_FLOATS 8
+#define MULTIPLY_ROWS 4
+#define MULTIPLY_VECTORS 2
+#include "select/multiply.h"
+
+#define MULTIPLY(x) avx512_##x
+#define MULTIPLY_TARGET IMP_LINEAR_AVX512
+#define MULTIPLY_FLOATS 16
+#define MULTIPLY_ROWS 4
+#define MULTIPLY_VECTORS 4
+#include "select/multiply.h"
 #endif
 
 void imp_multiply(const float *a, size_t a_stride, size_t n_rows, const float *b, size_t b_stride, size_t n_inner,
@@ -95,15 +47,15 @@ void imp_multiply(const float *a, size_t a_stride, size_t n_rows, const float *b
 #if defined(__x86_64__)
     switch (imp_linear_isa()) {
     case IMP_LINEAR_ISA_AVX512:
-        multiply_avx512(a, a_stride, n_rows, b, b_stride, n_inner, n_columns, start, out, out_stride);
+        avx512_all(a, a_stride, n_rows, b, b_stride, n_inner, n_columns, start, out, out_stride);
         return;
     case IMP_LINEAR_ISA_AVX2:
-        multiply_avx2(a, a_stride, n_rows, b, b_stride, n_inner, n_columns, start, out, out_stride);
+        avx2_all(a, a_stride, n_rows, b, b_stride, n_inner, n_columns, start, out, out_stride);
         return;
     default: break;
     }
 #endif
-    multiply_plain(a, a_stride, n_rows, b, b_stride, n_inner, n_columns, start, out, out_stride);
+    plain_all(a, a_stride, n_rows, b, b_stride, n_inner, n_columns, start, out, out_stride);
 }
 
 /* -------------------------------------------------------------------------------------------------- Cholesky ---- */

@@ -1,7 +1,7 @@
 /* linear.h: the little linear algebra that sketches need. Internal to src/select and its tests.
  *
- * Loops are written once, on vectors of 16 floats (a compiler extension), and compiled for each instruction set; which
- * one runs is picked at run time with the other kernels (imp_select_force_isa()).
+ * Loops are written once, on vectors of floats (a compiler extension), and compiled for each instruction set; which one
+ * runs is picked at run time with the other kernels (imp_select_force_isa()).
  */
 #ifndef IMP_SELECT_LINEAR_H
 #define IMP_SELECT_LINEAR_H
