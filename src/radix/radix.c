@@ -501,9 +501,9 @@ size_t imp_radix_match(imp_radix *t, const int32_t *tokens, size_t n_tokens, boo
     return n_steps;
 }
 
-int imp_radix_walk(imp_radix *t, int (*fn)(imp_radix_node *node, void *user), void *user)
+/* From node `i` on; `top` (NIL: the root) and its siblings end it. */
+static int walk(imp_radix *t, uint32_t i, uint32_t top, int (*fn)(imp_radix_node *node, void *user), void *user)
 {
-    uint32_t i = t->root_first;
     while (i != NIL) {
         int rc = fn(&at(t, i)->pub, user);
         if (rc) return rc;
@@ -511,13 +511,25 @@ int imp_radix_walk(imp_radix *t, int (*fn)(imp_radix_node *node, void *user), vo
             i = at(t, i)->below;
             continue;
         }
-        while (i != NIL && at(t, i)->next == NIL) {
+        while (i != NIL && i != top && at(t, i)->next == NIL) {
             uint64_t parent = at(t, i)->pub.parent;
             i = parent ? find_id(t, parent) : NIL;
         }
-        if (i != NIL) i = at(t, i)->next;
+        if (i == top) break;
+        i = at(t, i)->next;
     }
     return 0;
+}
+
+int imp_radix_walk(imp_radix *t, int (*fn)(imp_radix_node *node, void *user), void *user)
+{
+    return walk(t, t->root_first, NIL, fn, user);
+}
+
+int imp_radix_walk_below(imp_radix *t, uint64_t id, int (*fn)(imp_radix_node *node, void *user), void *user)
+{
+    uint32_t i = find_id(t, id);
+    return i == NIL ? imp_fail(IMP_E_NOTFOUND, "token tree: no node %llu", (unsigned long long)id) : walk(t, i, i, fn, user);
 }
 
 imp_radix_node *imp_radix_victim(imp_radix *t) { return t->n_heap > 0 ? &at(t, t->heap[0])->pub : NULL; }

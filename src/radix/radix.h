@@ -67,6 +67,8 @@ size_t imp_radix_match(imp_radix *t, const int32_t *tokens, size_t n_tokens, boo
 /* Walk, parents before children, siblings as they came; a non-zero return ends it and is returned. `fn` may not add,
  * split or remove. */
 int imp_radix_walk(imp_radix *t, int (*fn)(imp_radix_node *node, void *user), void *user);
+/* The same for node `id` and what is below it. IMP_E_NOTFOUND. */
+int imp_radix_walk_below(imp_radix *t, uint64_t id, int (*fn)(imp_radix_node *node, void *user), void *user);
 
 /* The leaf to evict next: no children, no leases, not pinned; smallest used_s, then deepest, then smallest id. NULL if
  * there is none. O(log n): leaves are kept in a heap, and imp_radix_touch() reorders. */

@@ -62,7 +62,7 @@ int imp_edit_split(imp_store *s, imp_tree *tree, uint64_t id, uint32_t at, uint6
     rc = imp_cat_put_node(s->cat, &upper_row);
     if (rc == 0) rc = imp_cat_put_node(s->cat, &lower_row);
     if (rc == 0 && a.left > 0) {
-        rc = imp_radix_walk(tree->radix, adopt, &a);
+        rc = imp_radix_walk_below(tree->radix, id, adopt, &a);
         if (rc > 0) rc = 0;
     }
     return rc == 0 ? imp_forest_split(&s->forest, tree, id, at, *lower) : rc;
@@ -86,8 +86,6 @@ int imp_edit_remove_leaf(imp_store *s, imp_tree *tree, uint64_t id)
 }
 
 typedef struct subtree {
-    uint64_t top;
-    imp_idmap in;
     uint64_t *ids; /* parents before children */
     size_t n, cap;
 } subtree;
@@ -95,7 +93,6 @@ typedef struct subtree {
 static int gather(imp_radix_node *n, void *user)
 {
     subtree *t = user;
-    if (n->id != t->top && !imp_idmap_get(&t->in, n->parent)) return 0;
     if (t->n == t->cap) {
         size_t cap = t->cap ? t->cap * 2 : 16;
         uint64_t *ids = imp_realloc_array(t->ids, cap, sizeof *ids);
@@ -103,19 +100,15 @@ static int gather(imp_radix_node *n, void *user)
         t->ids = ids;
         t->cap = cap;
     }
-    int rc = imp_idmap_put(&t->in, n->id, t);
-    if (rc == 0) t->ids[t->n++] = n->id;
-    return rc;
+    t->ids[t->n++] = n->id;
+    return 0;
 }
 
 /* The ids of `top` and of what is below; the caller frees t->ids. */
 static int gather_below(imp_tree *tree, uint64_t top, subtree *t)
 {
-    *t = (subtree){.top = top};
-    imp_radix_node *n = imp_radix_get(tree->radix, top);
-    int rc = n->n_children == 0 ? gather(n, t) : imp_radix_walk(tree->radix, gather, t);
-    imp_idmap_free(&t->in);
-    return rc;
+    *t = (subtree){0};
+    return imp_radix_walk_below(tree->radix, top, gather, t);
 }
 
 int imp_edit_remove(imp_store *s, imp_tree *tree, uint64_t id, uint64_t *n_removed)

@@ -41,50 +41,82 @@ static void advance(verify *v, uint64_t bytes)
     if (v->progress) v->progress(v->done_bytes, v->all_bytes, v->user);
 }
 
-/* ---- what nodes say about a segment */
+/* ---- what nodes say about the segments, as of the beginning */
 
-typedef struct use_of {
-    uint64_t segment;
-    bool any, derived;
-    bool *used;      /* [n_tokens] of the segment; NULL: only the first node is wanted */
-    uint32_t n_used; /* their number */
-    uint64_t node;   /* the one that begins first */
-    uint32_t node_first, node_n;
-} use_of;
+typedef struct part {
+    uint64_t segment, node;
+    uint32_t first, n; /* tokens of the segment */
+} part;
 
-static int on_node(imp_radix_node *n, void *user)
+typedef struct parts {
+    part *p; /* by segment, then by first token */
+    size_t n;
+} parts;
+
+static int add_part(imp_radix_node *n, void *user)
 {
-    use_of *u = user;
-    if (n->segment != u->segment) return 0;
-    if (!u->any || n->segment_first < u->node_first) {
-        u->node = n->id;
-        u->node_first = n->segment_first;
-        u->node_n = n->n_tokens;
-    }
-    u->any = true;
-    u->derived = u->derived || n->derived;
-    for (uint32_t i = 0; u->used && i < n->n_tokens && n->segment_first + i < u->n_used; i++) {
-        u->used[n->segment_first + i] = true;
-    }
+    parts *all = user;
+    all->p[all->n++] = (part){n->segment, n->id, n->segment_first, n->n_tokens};
     return 0;
 }
 
-/* Fill in `u`, and the prompt up to the end of the first node. False: no node uses the segment. */
-static bool find_use(verify *v, use_of *u, imp_hash128 *space, int32_t **tokens, size_t *n_tokens, int *rc)
+static int by_segment(const void *a, const void *b)
+{
+    const part *x = a, *y = b;
+    if (x->segment != y->segment) return x->segment < y->segment ? -1 : 1;
+    return x->first < y->first ? -1 : x->first > y->first;
+}
+
+static int list_parts(verify *v, parts *all)
 {
     imp_store *s = v->s;
-    *rc = 0;
-    *tokens = NULL;
+    size_t n = 0;
+    *all = (parts){0};
     imp_lock_fresh(s);
-    imp_segrow *row = imp_forest_seg(&s->forest, u->segment);
+    for (size_t i = 0; i < s->forest.n_trees; i++) n += imp_radix_count(s->forest.trees[i].radix);
+    all->p = imp_malloc(n * sizeof *all->p);
+    for (size_t i = 0; all->p && i < s->forest.n_trees; i++) {
+        (void)imp_radix_walk(s->forest.trees[i].radix, add_part, all);
+    }
+    v->all_bytes = s->forest.seg_bytes;
+    pthread_mutex_unlock(&s->lock);
+    if (!all->p) return imp_fail(IMP_E_NOMEM, "no memory to verify");
+    if (all->n) qsort(all->p, all->n, sizeof *all->p, by_segment);
+    return 0;
+}
+
+/* A segment, and what the catalogue says about it. */
+typedef struct use_of {
+    const part *parts;
+    size_t n_parts;
+    imp_hash128 space;
+    bool derived;
+    int32_t *tokens; /* the prompt up to the end of its first node */
+    size_t n_tokens;
+    uint32_t node_first, node_n; /* that node, in the segment */
+} use_of;
+
+/* *gone: no node uses it any more. */
+static int find_use(verify *v, use_of *u, bool *gone)
+{
+    imp_store *s = v->s;
+    int rc = 0;
+    *gone = true;
+    imp_lock_fresh(s);
+    imp_segrow *row = imp_forest_seg(&s->forest, u->parts[0].segment);
     imp_tree *tree = row ? imp_forest_tree(&s->forest, row->space) : NULL;
-    if (tree) {
-        (void)imp_radix_walk(tree->radix, on_node, u);
-        *space = row->space;
-        if (u->any) *rc = imp_forest_prompt(tree, u->node, u->node_n, tokens, n_tokens);
+    for (size_t i = 0; tree && *gone && i < u->n_parts; i++) {
+        const imp_radix_node *n = imp_radix_get(tree->radix, u->parts[i].node);
+        if (!n || n->segment != row->id) continue;
+        *gone = false;
+        u->space = row->space;
+        u->derived = n->derived; /* as all of a segment's */
+        u->node_first = n->segment_first;
+        u->node_n = n->n_tokens;
+        rc = imp_forest_prompt(tree, n->id, n->n_tokens, &u->tokens, &u->n_tokens);
     }
     pthread_mutex_unlock(&s->lock);
-    return u->any;
+    return rc;
 }
 
 static bool still_used(verify *v, uint64_t segment)
@@ -112,11 +144,12 @@ static const char *region_name(imp_region region)
     return region == IMP_REGION_K ? "keys" : region == IMP_REGION_V ? "values" : "scales";
 }
 
-/* Tokens [first, first + n) of the segment: does any node use one of them? */
+/* Does any node use a token of the chunk? */
 static bool any_used(const use_of *u, imp_chunk_place c)
 {
-    for (uint32_t i = 0; i < c.n_tokens && c.first_token + i < u->n_used; i++) {
-        if (u->used[c.first_token + i]) return true;
+    for (size_t i = 0; i < u->n_parts; i++) {
+        const part *p = &u->parts[i];
+        if (p->first < c.first_token + c.n_tokens && c.first_token < p->first + p->n) return true;
     }
     return false;
 }
@@ -202,86 +235,64 @@ static int check_chunks(verify *v, const imp_seg *seg, const use_of *u, worst *w
 }
 
 /* Does the header say what the catalogue says? */
-static const char *compare(const imp_seg *seg, const use_of *u, imp_hash128 space, const int32_t *tokens, size_t n_tokens)
+static const char *compare(const imp_seg *seg, const use_of *u)
 {
     const imp_seg_meta *m = imp_seg_layout_meta(seg->layout);
-    uint64_t depth = n_tokens - u->node_n;
-    if (!imp_hash128_equal(m->space, space)) return "belongs to another space than the catalogue says";
+    uint64_t depth = u->n_tokens - u->node_n;
+    if (!imp_hash128_equal(m->space, u->space)) return "belongs to another space than the catalogue says";
     if (m->derived && !u->derived) return "is derived, and the catalogue says exact";
     if (m->first_token + u->node_first != depth || (uint64_t)u->node_first + u->node_n > m->n_tokens ||
-        memcmp(m->tokens + u->node_first, tokens + depth, u->node_n * sizeof *tokens) != 0) {
+        memcmp(m->tokens + u->node_first, u->tokens + depth, u->node_n * sizeof *u->tokens) != 0) {
         return "its tokens are not those of the catalogue";
     }
-    if (!imp_hash128_equal(imp_prefix_hash(space, tokens, (size_t)m->first_token), m->before)) {
+    if (!imp_hash128_equal(imp_prefix_hash(u->space, u->tokens, (size_t)m->first_token), m->before)) {
         return "follows other tokens than the catalogue says";
     }
+    if (imp_io_file_bytes(seg->file) > imp_seg_file_bytes(seg->layout)) return "bytes follow after its end";
     return NULL;
 }
 
-static int check_segment(verify *v, uint64_t id)
+static int check_segment(verify *v, use_of *u)
 {
+    uint64_t id = u->parts[0].segment, n_read = 0;
     imp_seg seg = {0};
-    use_of u = {.segment = id};
-    imp_hash128 space;
-    int32_t *tokens = NULL;
-    size_t n_tokens = 0;
-    uint64_t n_read = 0;
     worst w = {.from = UINT32_MAX};
-    int rc = imp_seg_file_open(v->s, id, &seg, &n_read);
-    if (rc == IMP_E_NOMEM) return rc;
+    bool gone;
+    int rc = find_use(v, u, &gone);
+    if (rc < 0 || gone) goto out;
+    rc = imp_seg_file_open(v->s, id, &seg, &n_read);
+    if (rc == IMP_E_NOMEM) goto out;
     if (rc < 0) {
         char what[256];
         snprintf(what, sizeof what, "%s", imp_last_error());
         bad(v, id, 0, what);
-        return 0;
-    }
-    u.n_used = imp_seg_layout_meta(seg.layout)->n_tokens;
-    u.used = imp_calloc(u.n_used, sizeof *u.used);
-    if (!u.used) {
-        rc = imp_fail(IMP_E_NOMEM, "no memory to verify");
+        rc = 0;
         goto out;
     }
-    if (!find_use(v, &u, &space, &tokens, &n_tokens, &rc) || rc < 0) goto out; /* gone by now */
     advance(v, imp_seg_header_bytes(seg.layout));
-    const char *what = compare(&seg, &u, space, tokens, n_tokens);
-    if (!what && imp_io_file_bytes(seg.file) > imp_seg_file_bytes(seg.layout)) what = "bytes follow after its end";
+    const char *what = compare(&seg, u);
     if (what) {
         bad(v, id, 0, what);
         goto out;
     }
-    rc = check_chunks(v, &seg, &u, &w);
+    rc = check_chunks(v, &seg, u, &w);
     if (rc == 0 && w.from != UINT32_MAX && v->repair) imp_drop(v->s, id, w.from, w.what);
 out:
-    imp_free(tokens);
-    imp_free(u.used);
+    imp_free(u->tokens);
     imp_seg_file_close(&seg);
     return rc;
 }
 
-static int by_id(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return x < y ? -1 : x > y;
-}
-
 static int check_segments(verify *v)
 {
-    imp_store *s = v->s;
-    size_t n = 0;
-    int rc = 0;
-    imp_lock_fresh(s);
-    uint64_t *ids = imp_malloc(s->forest.segs.n * sizeof *ids);
-    for (size_t i = 0; ids && i < s->forest.segs.n_slots; i++) {
-        const imp_segrow *row = s->forest.segs.slots[i].value;
-        if (!row) continue;
-        ids[n++] = row->id;
-        v->all_bytes += row->disk_bytes;
+    parts all;
+    int rc = list_parts(v, &all);
+    for (size_t i = 0, end; rc == 0 && i < all.n; i = end) {
+        for (end = i + 1; end < all.n && all.p[end].segment == all.p[i].segment;) end++;
+        use_of u = {.parts = all.p + i, .n_parts = end - i};
+        rc = check_segment(v, &u);
     }
-    pthread_mutex_unlock(&s->lock);
-    if (!ids) return imp_fail(IMP_E_NOMEM, "no memory to verify");
-    qsort(ids, n, sizeof *ids, by_id);
-    for (size_t i = 0; rc == 0 && i < n; i++) rc = check_segment(v, ids[i]);
-    imp_free(ids);
+    imp_free(all.p);
     return rc;
 }
 
