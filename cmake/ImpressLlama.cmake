@@ -1,25 +1,34 @@
-# Finding llama.cpp: IMPRESS_LLAMA_PREFIX if set, else what cmake finds (CMAKE_PREFIX_PATH, the system), else the copy
-# that scripts/get-llama.sh built in the user's cache. Its targets are `llama` and `ggml::ggml`.
+# Finding llama.cpp: IMPRESS_LLAMA_PREFIX if set, else where scripts/get-llama.sh says (CMAKE_PREFIX_PATH, the system, the
+# copy that it built in the user's cache), else what cmake finds by itself. Its targets are `llama` and `ggml::ggml`.
 
 macro(impress_find_llama)
-  if(IMPRESS_LLAMA_PREFIX)
-    find_package(llama CONFIG QUIET PATHS ${IMPRESS_LLAMA_PREFIX} NO_DEFAULT_PATH)
-    if(NOT llama_FOUND)
-      message(FATAL_ERROR "no llama.cpp in IMPRESS_LLAMA_PREFIX=${IMPRESS_LLAMA_PREFIX}")
-    endif()
+  set(impress_llama_where ${IMPRESS_LLAMA_PREFIX})
+  if(NOT impress_llama_where)
+    list(JOIN CMAKE_PREFIX_PATH ":" impress_prefixes)
+    execute_process(COMMAND ${CMAKE_COMMAND} -E env "CMAKE_PREFIX_PATH=${impress_prefixes}:$ENV{CMAKE_PREFIX_PATH}"
+      ${PROJECT_SOURCE_DIR}/scripts/get-llama.sh --find
+      OUTPUT_VARIABLE impress_llama_where OUTPUT_STRIP_TRAILING_WHITESPACE)
+  endif()
+  # What was found last time is remembered, and must be forgotten when it is to be another one: the copy in the cache is
+  # another one on another CPU.
+  if(NOT "${impress_llama_where}" STREQUAL "${IMPRESS_LLAMA_USED}")
+    get_cmake_property(impress_remembered CACHE_VARIABLES)
+    list(FILTER impress_remembered INCLUDE REGEX "^(llama|ggml|GGML)_.*(DIR|LIBRARY)$")
+    foreach(variable ${impress_remembered})
+      unset(${variable} CACHE)
+    endforeach()
+  endif()
+  set(IMPRESS_LLAMA_USED "${impress_llama_where}" CACHE INTERNAL "")
+  if(impress_llama_where)
+    find_package(llama CONFIG QUIET PATHS ${impress_llama_where} NO_DEFAULT_PATH)
   else()
     find_package(llama CONFIG QUIET)
-    if(NOT llama_FOUND)
-      execute_process(COMMAND ${PROJECT_SOURCE_DIR}/scripts/get-llama.sh --find
-        OUTPUT_VARIABLE impress_llama_found OUTPUT_STRIP_TRAILING_WHITESPACE)
-      if(impress_llama_found)
-        find_package(llama CONFIG QUIET PATHS ${impress_llama_found} NO_DEFAULT_PATH)
-      endif()
-    endif()
-    if(NOT llama_FOUND)
-      message(FATAL_ERROR "llama.cpp not found: run `make llama` (gets and builds it), or set IMPRESS_LLAMA_PREFIX, "
-        "or configure with -DIMPRESS_LLAMA=OFF for the library alone")
-    endif()
+  endif()
+  if(NOT llama_FOUND AND IMPRESS_LLAMA_PREFIX)
+    message(FATAL_ERROR "no llama.cpp in IMPRESS_LLAMA_PREFIX=${IMPRESS_LLAMA_PREFIX}")
+  elseif(NOT llama_FOUND)
+    message(FATAL_ERROR "llama.cpp not found: run `make llama` (gets and builds it), or set IMPRESS_LLAMA_PREFIX, "
+      "or configure with -DIMPRESS_LLAMA=OFF for the library alone")
   endif()
   message(STATUS "llama.cpp ${llama_VERSION} in ${LLAMA_LIB_DIR}")
 endmacro()

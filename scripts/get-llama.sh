@@ -3,8 +3,8 @@
 #
 # Taken, in this order: $IMPRESS_LLAMA_PREFIX; an installed llama.cpp that cmake finds ($CMAKE_PREFIX_PATH, /usr/local,
 # /usr); a copy that this script built earlier; else the pinned source out of the Python source package
-# llama-cpp-python, its checksum verified, built once into ${XDG_CACHE_HOME:-~/.cache}/impress. The copy is built for this
-# CPU, so the instruction set is part of the folder's name: a cache carried to another CPU is not used there.
+# llama-cpp-python, its checksum verified, built once into ${XDG_CACHE_HOME:-~/.cache}/impress. The copy is built for
+# this CPU, so the instruction set is part of the folder's name: a cache carried to another CPU is not used there.
 #
 # usage: get-llama.sh [--find]     --find: print nothing and fail rather than build
 set -euo pipefail
@@ -20,7 +20,7 @@ find_only=0
 case ${1:-} in
     '') ;;
     --find) find_only=1 ;;
-    *) sed -n 2,9p "$0"; exit 2 ;;
+    *) sed -n 2,10p "$0"; exit 2 ;;
 esac
 
 # An llama.cpp from before flash attention became a three-way choice lacks what the adapter calls.
@@ -46,9 +46,18 @@ for prefix in "${prefixes[@]}" /usr/local /usr; do
     fi
 done
 
+# AMX is left out: virtual machines are about that announce it and lose the tiles at a context switch, and then programs die
+# of an illegal instruction, or compute nonsense.
+flags=-w
+[ "$(uname -m)" != x86_64 ] || flags+=' -mno-amx-tile -mno-amx-int8 -mno-amx-bf16'
+options=(-DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DCMAKE_INSTALL_LIBDIR=lib '-DCMAKE_INSTALL_RPATH=$ORIGIN'
+    -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF
+    -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_CURL=OFF -DLLAMA_TOOLS_INSTALL=OFF -DLLAMA_TESTS_INSTALL=OFF
+    "-DCMAKE_C_FLAGS=$flags" "-DCMAKE_CXX_FLAGS=$flags")
+
 # The predefined macros of -march=native are the instruction set as the compiler sees it.
 isa() { "${CC:-cc}" -march=native -dM -E -x c /dev/null 2>/dev/null || "${CC:-cc}" -mcpu=native -dM -E -x c /dev/null; }
-key=$( (uname -m; isa | grep -E '^#define __[A-Za-z0-9_]+ 1$' | sort) | sha256sum | cut -c1-8)
+key=$( (echo "${options[@]}"; uname -m; isa | grep -E '^#define __[A-Za-z0-9_]+ 1$' | sort) | sha256sum | cut -c1-8)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/impress
 dest=$cache/llama-$version-$key
 marker=impress-llama.txt # written last: a folder without it is not finished
@@ -111,11 +120,8 @@ source=$(echo "$tmp"/llama_cpp_python-*/vendor/llama.cpp)
 say "== llama.cpp: building it, once (minutes)"
 generator=()
 ! command -v ninja >/dev/null || generator=(-G Ninja)
-env -u CMAKE_GENERATOR cmake -S "$source" -B "$tmp/build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release \
-    -DCMAKE_INSTALL_PREFIX="$dest" -DCMAKE_INSTALL_LIBDIR=lib '-DCMAKE_INSTALL_RPATH=$ORIGIN' -DBUILD_SHARED_LIBS=ON \
-    -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF \
-    -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_CURL=OFF -DLLAMA_TOOLS_INSTALL=OFF \
-    -DLLAMA_TESTS_INSTALL=OFF -DCMAKE_C_FLAGS=-w -DCMAKE_CXX_FLAGS=-w >"$tmp/cmake.log" 2>&1 || { tail -n 20 "$tmp/cmake.log" >&2; die "cmake failed"; }
+env -u CMAKE_GENERATOR cmake -S "$source" -B "$tmp/build" "${generator[@]}" -DCMAKE_INSTALL_PREFIX="$dest" "${options[@]}" \
+    >"$tmp/cmake.log" 2>&1 || { tail -n 20 "$tmp/cmake.log" >&2; die "cmake failed"; }
 export NINJA_STATUS='   [%f/%t] '
 build() { cmake --build "$tmp/build" -j "$(nproc)" 2>&1 | tee "$tmp/build.log"; }
 if [ -t 2 ]; then
