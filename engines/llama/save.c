@@ -22,13 +22,19 @@ static int begin(imp_llama *ctx, lc_seq *s)
     if (s->state != LC_SEQ_REAL || ctx->fit == IMP_LLAMA_FIT_NONE || (!exact && !derived)) return 0;
 
     size_t end = exact && s->exact < s->sound ? s->exact : s->sound;
-    int rc = imp_commit_begin(ctx->space, s->tokens, end, s->saved, derived ? IMP_COMMIT_DERIVED : 0, &s->commit);
+    size_t first = s->saved;
+    int rc = imp_commit_begin(ctx->space, s->tokens, end, first, derived ? IMP_COMMIT_DERIVED : 0, &s->commit);
+    if (rc == IMP_E_BUSY && exact && !s->partial && first > 0) {
+        /* What was stored before it may be gone by now, and all of it is here. */
+        first = 0;
+        rc = imp_commit_begin(ctx->space, s->tokens, end, first, 0, &s->commit);
+    }
     if (rc < 0) {
         s->commit = NULL;
         lc_say(IMP_LOG_INFO, "new KV isn't stored: %s", imp_last_error());
         return rc;
     }
-    s->commit_next = s->saved;
+    s->commit_next = first;
     s->commit_end = end;
     return 0;
 }
