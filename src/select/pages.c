@@ -11,8 +11,8 @@
 #include "base/status.h"
 #include "select/select.h"
 
-/* After this many rounds the price has settled or goes back and forth between neighbours. */
-enum { ROUNDS = 6 };
+/* What more rounds find is within a thousandth of the mass. */
+enum { ROUNDS = 3 };
 
 typedef struct page {
     double worth; /* per byte, at the present price */
