@@ -22,7 +22,7 @@
 
 #include "impress/llama.h"
 
-enum { N_PREFIX = 150, N_CTX = 1024, MAX_PROMPT = 900 };
+enum { N_PREFIX = 100, N_CTX = 1024, MAX_PROMPT = 900 };
 
 static const char prefix_text[] =
     "The lighthouse on the northern cape was built in the year 1871 by a company of masons from the mainland. Its tower is "
