@@ -28,8 +28,9 @@ int app_prefill(imp_llama *ctx, const app_prompt *prompt, size_t from, app_row *
     uint64_t start = app_now_ns();
     int32_t rc = 0;
     struct llama_batch batch = llama_batch_init((int32_t)step, 0, 1);
-    for (size_t at = from; rc == 0 && at < prompt->n; at += step) {
-        size_t n = prompt->n - at < step ? prompt->n - at : step;
+    for (size_t at = from, n; rc == 0 && at < prompt->n; at += n) {
+        size_t end = at < prompt->n_prefix ? prompt->n_prefix : prompt->n;
+        n = end - at < step ? end - at : step;
         batch.n_tokens = (int32_t)n;
         for (size_t i = 0; i < n; i++) {
             batch.token[i] = prompt->tokens[at + i];

@@ -26,7 +26,9 @@ typedef struct app_row {
 
 void app_row_free(app_row *row);
 
-/* Decode prompt tokens [from, n) on sequence 0, with logits for the last, and take in what it took.
+/* Decode prompt tokens [from, n) on sequence 0, with logits for the last, and take in what it took. A batch ends where the
+ * prefix does, so that the question is computed in batches of the same shape wherever the prefix came from: rounding in
+ * llama.cpp depends on the shape, and answers could otherwise differ by that alone.
  * Returns 0 or an exit code. */
 int app_prefill(imp_llama *ctx, const app_prompt *prompt, size_t from, app_row *row);
 
