@@ -102,11 +102,12 @@ static int read_row(eval_rows *r, const char *line, size_t n_bytes, unsigned num
     eval_key key = {0};
     eval_outcome outcome = {0};
     int rc = 0;
-    if (json_unpack_ex(o, &at, 0, "{s:I,s:s,s:I,s:s,s:s,s:s,s:F,s:o,s:s,s:s,s:I,s:I,s:I,s:F,s:F,s:I,s:I}", "eval", &version,
-                       "model", &key.model, "model_bytes", &model_bytes, "settings", &key.settings, "task", &key.task,
-                       "system", &key.system, "retention", &key.retention, "shots", &shots_value, "id", &key.id,
-                       "prompt", &hash_text, "answer", &answer, "choice_sum", &sum, "choice_norm", &norm, "kl",
-                       &outcome.kl, "mass", &outcome.mass, "identify_bytes", &identify, "bytes_read", &read) != 0) {
+    if (json_unpack_ex(o, &at, 0, "{s:I,s:s,s:I,s:s,s:s,s:s,s:F,s:o,s:s,s:s,s:I,s:I,s:I,s:F,s:F,s:I,s:I}", "eval",
+                       &version, "model", &key.model, "model_bytes", &model_bytes, "settings", &key.settings, "task",
+                       &key.task, "system", &key.system, "retention", &key.retention, "shots", &shots_value, "id",
+                       &key.id, "prompt", &hash_text, "answer", &answer, "choice_sum", &sum, "choice_norm", &norm,
+                       "kl", &outcome.kl, "mass", &outcome.mass, "identify_bytes", &identify, "bytes_read",
+                       &read) != 0) {
         rc = fail(error, "%s:%u: not a row of eval: %s", r->path, number, at.text);
     } else if (version != 1) {
         rc = fail(error, "%s:%u: rows of version %lld are not known here", r->path, number, (long long)version);
@@ -147,7 +148,8 @@ static char *row_text(const eval_key *key, const eval_outcome *out, const eval_d
         "logprobs", logprobs, "kl", out->kl, "mass", out->mass, "identify_bytes", (json_int_t)out->identify_bytes,
         "bytes_read", (json_int_t)out->bytes_read, "prefix_tokens", (json_int_t)detail->prefix_tokens, "matched_tokens",
         (json_int_t)detail->matched_tokens, "loaded_tokens", (json_int_t)detail->loaded_tokens, "ms", detail->ms);
-    char *text = o && !bad ? json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
+    /* All digits: a run that is taken up again gives the same figures to the last. */
+    char *text = o && !bad ? json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(o);
     return text;
 }
@@ -259,7 +261,7 @@ int eval_rows_add(eval_rows *r, const eval_key *key, const eval_outcome *outcome
     int rc = 0;
     if (r->fd >= 0) {
         char *text = row_text(key, outcome, detail);
-        rc = text ? append(r, text, error) : fail(error, "the row can't be written as JSON (out of memory, or no number)");
+        rc = text ? append(r, text, error) : fail(error, "can't write a row as JSON (out of memory, or no number)");
         free(text);
     }
     if (rc == 0 && keep(r, key_text(key), outcome) != 0) rc = fail(error, "out of memory");

@@ -10,8 +10,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { MAX_CHOICES = 64 };
-
 __attribute__((format(printf, 2, 3))) static int fail(char error[TASK_ERROR_BYTES], const char *fmt, ...)
 {
     va_list ap;
@@ -59,9 +57,10 @@ static bool example_parse(const json_t *o, task_example *e, char *why, size_t n_
     const json_t *choices = json_object_get(o, "choices"), *answer = json_object_get(o, "answer");
     size_t n = json_array_size(choices);
     if (!json_is_array(choices)) return snprintf(why, n_why, "`choices` is missing or not an array"), false;
-    if (n < 2 || n > MAX_CHOICES)
-        return snprintf(why, n_why, "`choices` has %zu entries, not 2 to %d", n, (int)MAX_CHOICES), false;
-    if (!json_is_integer(answer)) return snprintf(why, n_why, "`answer` is missing or not the number of a choice"), false;
+    if (n < 2 || n > TASK_MAX_CHOICES)
+        return snprintf(why, n_why, "`choices` has %zu entries, not 2 to %d", n, (int)TASK_MAX_CHOICES), false;
+    if (!json_is_integer(answer))
+        return snprintf(why, n_why, "`answer` is missing or not the number of a choice"), false;
     if (json_integer_value(answer) < 0 || (size_t)json_integer_value(answer) >= n)
         return snprintf(why, n_why, "`answer` is %lld, but choices go from 0 to %zu",
                         (long long)json_integer_value(answer), n - 1), false;
@@ -100,7 +99,8 @@ static int add_line(task_file *f, size_t *cap, const char *line, size_t n_bytes,
     char why[160] = "";
     int rc = 0;
     const task_example *twin = NULL;
-    if (!example_parse(o, &e, why, sizeof why)) rc = fail(error, "%s:%u: %s", f->path, number, *why ? why : "out of memory");
+    if (!example_parse(o, &e, why, sizeof why))
+        rc = fail(error, "%s:%u: %s", f->path, number, *why ? why : "out of memory");
     else if ((twin = find_id(f, e.id)) != NULL)
         rc = fail(error, "%s:%u: the id `%s` is that of line %u too", f->path, number, e.id, twin->line);
     const char *of = json_string_value(json_object_get(o, "doc"));

@@ -1,13 +1,13 @@
 /* tasks.h: multiple-choice questions from JSON Lines files (docs/eval.md has the format).
  *
- * A task NAME is a pair of files: NAME.val.jsonl, whose questions are scored, and NAME.train.jsonl, whose first examples
- * become the few-shot prefix. Nothing here knows of models. */
+ * A task NAME is a pair of files: NAME.val.jsonl, whose questions are scored, and NAME.train.jsonl, whose first
+ * examples become the few-shot prefix. Nothing here knows of models. */
 #ifndef APP_TASKS_H
 #define APP_TASKS_H
 
 #include <stddef.h>
 
-enum { TASK_ERROR_BYTES = 512 };
+enum { TASK_ERROR_BYTES = 512, TASK_MAX_CHOICES = 64 };
 
 typedef struct task_example {
     char *id;
