@@ -40,8 +40,8 @@ void imp_commit_cancel(imp_commit *c)
     imp_free(c);
 }
 
-/* How much of the prompt is new, and whether it may come now: `*start` = n_tokens if there is nothing to store. Counts it
- * against the backlog. */
+/* How much of the prompt is new, and whether it may come now: `*start` = n_tokens if there is nothing to store.
+ * Counts it against the backlog. */
 static int admit(imp_space *sp, const int32_t *tokens, size_t n_tokens, size_t first_new, bool derived, size_t *start)
 {
     imp_store *s = sp->store;
@@ -181,17 +181,18 @@ int imp_commit_rows(imp_commit *c, uint32_t layer, size_t first, size_t count, c
     imp_job *job = c->job;
     if (layer >= job->n_layers || first < c->first_new || first > job->n_tokens || count > job->n_tokens - first ||
         (count > 0 && (!k || !v))) {
-        return imp_fail(IMP_E_ARG, "commit: rows %zu to %zu of layer %u aren't part of it", first, first + count, layer);
+        return imp_fail(IMP_E_ARG, "commit: rows %zu to %zu of layer %u aren't part of it", first, first + count,
+                        layer);
     }
     size_t skip = first < job->start ? job->start - first : 0; /* stored already by somebody else */
     if (skip >= count) return 0;
     count -= skip;
     size_t at = first + skip - job->start, n_new = job->n_tokens - job->start;
     size_t k_bytes = imp_job_row_bytes(job, layer, IMP_REGION_K), v_bytes = imp_job_row_bytes(job, layer, IMP_REGION_V);
-    copy_rows(job->rows + job->row_at[2 * layer] + at * k_bytes, (const unsigned char *)k + skip * k_stride, k_stride,
-              k_bytes, count);
-    copy_rows(job->rows + job->row_at[2 * layer + 1] + at * v_bytes, (const unsigned char *)v + skip * v_stride, v_stride,
-              v_bytes, count);
+    unsigned char *to_k = job->rows + job->row_at[2 * layer] + at * k_bytes;
+    unsigned char *to_v = job->rows + job->row_at[2 * layer + 1] + at * v_bytes;
+    copy_rows(to_k, (const unsigned char *)k + skip * k_stride, k_stride, k_bytes, count);
+    copy_rows(to_v, (const unsigned char *)v + skip * v_stride, v_stride, v_bytes, count);
     for (size_t i = layer * n_new + at, end = i + count; i < end; i++) {
         unsigned char bit = (unsigned char)(1u << i % 8);
         c->n_missing -= !(c->have[i / 8] & bit);

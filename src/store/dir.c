@@ -56,8 +56,8 @@ static int have_folder(const imp_store *s, const char *name)
 {
     struct stat st;
     if (mkdirat(s->dir_fd, name, 0700) == 0) {
-        if (fchmodat(s->dir_fd, name, 0700, 0) != 0) return imp_fail_errno(errno, "can't set the mode of %s/%s", s->dir, name);
-        return 0;
+        int rc = fchmodat(s->dir_fd, name, 0700, 0);
+        return rc == 0 ? 0 : imp_fail_errno(errno, "can't set the mode of %s/%s", s->dir, name);
     }
     if (errno != EEXIST) return imp_fail_errno(errno, "can't make %s/%s", s->dir, name);
     if (fstatat(s->dir_fd, name, &st, AT_SYMLINK_NOFOLLOW) != 0) {

@@ -8,7 +8,10 @@
 enum { FIRST_SLOTS = 64 };
 
 /* Ids of nodes count up, ids of segments are random: multiply to spread both. */
-static size_t home(const imp_idmap *m, uint64_t key) { return (size_t)((key * 0x9e3779b97f4a7c15u) >> 32) & (m->n_slots - 1); }
+static size_t home(const imp_idmap *m, uint64_t key)
+{
+    return (size_t)((key * 0x9e3779b97f4a7c15u) >> 32) & (m->n_slots - 1);
+}
 
 static size_t find(const imp_idmap *m, uint64_t key)
 {

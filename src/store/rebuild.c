@@ -1,8 +1,8 @@
 /* rebuild.c: the catalogue made again from the segments' headers.
  *
- * A header names its tokens, its position, and the hash of all tokens before it. So segments are taken by position; each
- * is scanned token by token, and wherever the running hash is what some other segment says comes before it, that one's
- * place is known. What finds no place has lost its parent, and goes.
+ * A header names its tokens, its position, and the hash of all tokens before it. So segments are taken by position;
+ * each is scanned token by token, and wherever the running hash is what some other segment says comes before it, that
+ * one's place is known. What finds no place has lost its parent, and goes.
  *
  * The new catalogue grows in a folder of its own and takes the old one's name when it is complete: a kill on the way
  * leaves a store without a catalogue, which leads here again, never one with half of it. */

@@ -78,8 +78,8 @@ static bool reserved(const imp_store *s, const reservations *all, uint64_t segme
     return false;
 }
 
-/* Keep in `l` only the files that are leftovers. S2: the reservations are read before the rows, so that a file on its way
- * from the one to the other is seen in one of them. */
+/* Keep in `l` only the files that are leftovers. S2: the reservations are read before the rows, so that a file on its
+ * way from the one to the other is seen in one of them. */
 static int sift(imp_store *s, listing *l, reservations *all)
 {
     size_t n = 0;
@@ -160,7 +160,8 @@ static bool listed(const listing *l, const char *name)
     return false;
 }
 
-int imp_strays(imp_store *s, bool remove, void (*fn)(const imp_finding *finding, void *user), void *user, int64_t *n_found)
+int imp_strays(imp_store *s, bool remove, void (*fn)(const imp_finding *finding, void *user), void *user,
+               int64_t *n_found)
 {
     listing l = {.foreign = true}, again = {.foreign = true};
     int rc = find_strays(s, &l);

@@ -38,7 +38,9 @@ static int fill_options(imp_store_opts *o, const imp_store_opts *given)
     if (o->segment_tokens > 1u << 20) {
         return imp_fail(IMP_E_ARG, "store: segments of %u tokens, must be 1048576 at most", o->segment_tokens);
     }
-    if (o->rest != IMP_REST_RAW && o->rest != IMP_REST_Q8) return imp_fail(IMP_E_ARG, "store: no such encoding: %d", (int)o->rest);
+    if (o->rest != IMP_REST_RAW && o->rest != IMP_REST_Q8) {
+        return imp_fail(IMP_E_ARG, "store: no such encoding: %d", (int)o->rest);
+    }
     if (o->order != IMP_ORDER_TOKEN) {
         return imp_fail(IMP_E_UNSUPPORTED, "store: this version writes tokens in the order of the prompt only");
     }

@@ -1,7 +1,7 @@
 /* store.h: what the session module sees of the store: paths through the tree, and open segments.
  *
- * Lock order: the catalogue's mutex, then the store's, then nothing. File reads and fsyncs happen outside the store's, so
- * that a match never waits for the writer's disk. */
+ * Lock order: the catalogue's mutex, then the store's, then nothing. File reads and fsyncs happen outside the
+ * store's, so that a match never waits for the writer's disk. */
 #ifndef IMP_STORE_STORE_H
 #define IMP_STORE_STORE_H
 
@@ -59,13 +59,15 @@ void imp_store_count_acquire(imp_store *s, size_t n_matched);
 void imp_store_count_host_hits(imp_store *s, uint64_t bytes);
 void imp_store_set_host_bytes(imp_store *s, uint64_t bytes); /* what the host tier holds now, for imp_stats */
 
-/* Slots for what higher modules hang on a store (the host tier, idle queues): freed by imp_store_close() before the I/O. */
+/* Slots for what higher modules hang on a store (the host tier, idle queues): freed by imp_store_close() before the
+ * I/O. */
 void imp_store_attach(imp_store *s, void *object, void (*free_fn)(void *object));
 void *imp_store_attached(imp_store *s);
 
 /* ---- spaces */
 
-/* The whole of imp_space is here, since commits need it: impress.h's imp_space_open/close/token_bytes are this module's. */
+/* The whole of imp_space is here, since commits need it: impress.h's imp_space_open/close/token_bytes are this
+ * module's. */
 struct imp_space {
     imp_store *store;
     imp_hash128 id;

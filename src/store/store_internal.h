@@ -17,8 +17,8 @@
  *
  * Invariants
  * S1  A node in the catalogue names a segment whose file was on disk, synced, before.
- * S2  A file in segments/ has a row, or a reservation of a live instance, from before it is made until after it is gone;
- *     whatever has neither is a leftover.
+ * S2  A file in segments/ has a row, or a reservation of a live instance, from before it is made until after it is
+ *     gone; whatever has neither is a leftover.
  * S3  The forest equals the catalogue as of `generation`, unless `reload` is set.
  * S4  What a match returns was checked against the segment's own header: the tokens, the space, what comes before.
  */
@@ -194,16 +194,17 @@ uint64_t imp_dir_log_bytes(const imp_store *s); /* of the catalogue's write-ahea
 
 /* ---- changes.c: with cat_lock and lock held, unless it says otherwise */
 
-/* Have a catalogue, if one can be had: open it, or rebuild it when it is lost or damaged and nobody else has it open. 0,
- * IMP_E_BUSY (run without), or a failure. `first`: at open, where waiting for a rebuild by another process is right. */
+/* Have a catalogue, if one can be had: open it, or rebuild it when it is lost or damaged and nobody else has it open.
+ * 0, IMP_E_BUSY (run without), or a failure. `first`: at open, where waiting for a rebuild by another process is
+ * right. */
 int imp_catalogue_have(imp_store *s, bool first);
 /* Alone: put another one, made from the segments, in the present one's place. */
 int imp_catalogue_again(imp_store *s);
 /* The same where others may have it open: then it stays as it is. */
 int imp_catalogue_repair(imp_store *s);
-/* A call on the catalogue answered `rc` < 0: count it, and if that means the catalogue is of no use, get another one. */
+/* A call on the catalogue answered `rc` < 0: count it, and if that means it is of no use, get another one. */
 void imp_catalogue_failed(imp_store *s, int rc);
-/* Bring the forest up to date, trying again to have a catalogue. 0, or IMP_E_BUSY etc.; the forest may still be used. */
+/* Bring the forest up to date, trying again to have a catalogue. 0, or IMP_E_BUSY etc.; it may still be used. */
 int imp_catalogue_refresh(imp_store *s);
 
 /* Take both mutexes, begin a change and bring the forest up to date. On failure nothing is held. */
@@ -228,8 +229,8 @@ typedef struct imp_run {
     int64_t created_s;
 } imp_run;
 
-/* Make the tokens of `run` that aren't known yet a node (splitting what it leaves half-way, replacing derived nodes by an
- * exact one). `*node`: its id, or 0 if all is known. IMP_E_STALE: the tokens before it aren't there. */
+/* Make the tokens of `run` that aren't known yet a node (splitting what it leaves half-way, replacing derived nodes
+ * by an exact one). `*node`: its id, or 0 if all is known. IMP_E_STALE: the tokens before it aren't there. */
 int imp_edit_add(imp_store *s, const imp_run *run, uint64_t *node);
 int imp_edit_split(imp_store *s, imp_tree *tree, uint64_t id, uint32_t at, uint64_t *lower);
 /* A leaf, and its segment with the last node. */
@@ -262,10 +263,10 @@ void imp_lock_fresh(imp_store *s);
 int imp_seg_file_open(imp_store *s, uint64_t id, imp_seg *out, uint64_t *n_read);
 void imp_seg_file_close(imp_seg *seg);
 /* With `lock` held. */
-imp_seg *imp_segs_get(imp_store *s, uint64_t id);             /* one reference more, or NULL: not open */
-imp_seg *imp_segs_adopt(imp_store *s, imp_seg *seg);          /* takes over a new one; NULL: no memory, still the caller's */
-void imp_segs_put(imp_store *s, imp_seg *seg);                /* one reference less */
-void imp_segs_drop(imp_store *s, uint64_t id);                /* its file is going */
+imp_seg *imp_segs_get(imp_store *s, uint64_t id);    /* one reference more, or NULL: not open */
+imp_seg *imp_segs_adopt(imp_store *s, imp_seg *seg); /* takes over a new one; NULL: no memory, still the caller's */
+void imp_segs_put(imp_store *s, imp_seg *seg);       /* one reference less */
+void imp_segs_drop(imp_store *s, uint64_t id);       /* its file is going */
 void imp_segs_close(imp_store *s);
 uint64_t imp_seg_kv_bytes(const imp_seg_layout *l);           /* of all rows, without padding */
 
@@ -296,7 +297,8 @@ typedef struct imp_leftovers {
 int imp_recover(imp_store *s, bool keep_orphans, imp_leftovers *out);
 
 /* Tell about files in segments/ that nothing refers to, and remove them if asked to. */
-int imp_strays(imp_store *s, bool remove, void (*fn)(const imp_finding *finding, void *user), void *user, int64_t *n_found);
+int imp_strays(imp_store *s, bool remove, void (*fn)(const imp_finding *finding, void *user), void *user,
+               int64_t *n_found);
 
 /* What a killed rebuild left. Alone. */
 void imp_rebuild_sweep(imp_store *s);

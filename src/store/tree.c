@@ -99,7 +99,8 @@ int imp_forest_add_node(imp_forest *f, const imp_cat_node *row)
     imp_segrow *seg = imp_forest_seg(f, row->segment);
     imp_radix_node *parent = tree && row->parent ? imp_radix_get(tree->radix, row->parent) : NULL;
     if (!tree || !seg || (row->parent && !parent) || !imp_hash128_equal(seg->space, row->space) ||
-        row->depth != (parent ? (uint64_t)parent->depth + parent->n_tokens : 0) || (parent && parent->derived && !row->derived) ||
+        row->depth != (parent ? (uint64_t)parent->depth + parent->n_tokens : 0) ||
+        (parent && parent->derived && !row->derived) ||
         (uint64_t)row->segment_first + row->n_tokens > seg->n_tokens) {
         return imp_fail(IMP_E_CORRUPT, "catalogue: node %llu doesn't fit to its segment or parent", shown(row->id));
     }
@@ -142,7 +143,8 @@ int imp_forest_remove_node(imp_forest *f, imp_tree *tree, uint64_t id, bool *las
 
 size_t imp_forest_memory(const imp_forest *f)
 {
-    size_t n = f->trees_cap * sizeof *f->trees + f->segs.n_slots * sizeof *f->segs.slots + f->segs.n * sizeof(imp_segrow);
+    size_t n = f->trees_cap * sizeof *f->trees;
+    n += f->segs.n_slots * sizeof *f->segs.slots + f->segs.n * sizeof(imp_segrow);
     for (size_t i = 0; i < f->n_trees; i++) n += imp_radix_memory(f->trees[i].radix);
     return n;
 }

@@ -1,8 +1,8 @@
 /* verify.c: every byte the store vouches for, checked: the catalogue, the headers with their padding, the chunks with
  * theirs, what lies behind the last one, and files that don't belong.
  *
- * Other processes may go on meanwhile. What is bad counts only if the catalogue still refers to it afterwards. Chunks that
- * hold no token of any node (evicted or dropped, the segment lives on for its other nodes) are nobody's. */
+ * Other processes may go on meanwhile. What is bad counts only if the catalogue still refers to it afterwards. Chunks
+ * that hold no token of any node (evicted or dropped, the segment lives on for its other nodes) are nobody's. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -221,11 +221,12 @@ static int check_chunks(verify *v, const imp_seg *seg, const use_of *u, worst *w
         bool whole = imp_io_read(seg->file, first.offset, v->buf, bytes) == 0;
         for (uint32_t at = i; at < end; at++) {
             imp_chunk_place c = imp_seg_chunk_at(seg->layout, at, &region, &layer, &chunk);
+            const unsigned char *bytes_at = v->buf + (c.offset - first.offset);
             if (!any_used(u, c)) continue;
             if (!whole) {
                 rc = read_one(v, seg, at, w);
                 if (rc < 0) return rc;
-            } else if (imp_seg_checksum(seg->layout, at, v->buf + (c.offset - first.offset), c.n_bytes) != seg->sums[at]) {
+            } else if (imp_seg_checksum(seg->layout, at, bytes_at, c.n_bytes) != seg->sums[at]) {
                 bad_chunk(v, seg, at, "the checksum is wrong", w);
             }
         }

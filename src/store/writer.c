@@ -23,8 +23,8 @@ enum { NICE = 10, DU_UNIT = 4096, LIMIT_SHARE = 8, LOG_SHARE = 16 };
 
 /* ---- packing */
 
-/* Keys of one layer in groups of IMP_GROUP_TOKENS, each channel with a scale of its own; chunks may be smaller or larger
- * than groups. */
+/* Keys of one layer in groups of IMP_GROUP_TOKENS, each channel with a scale of its own; chunks may be smaller or
+ * larger than groups. */
 static void pack_keys_q8(const imp_job *job, const imp_seg_layout *l, uint32_t layer, const unsigned char *rows,
                          int8_t *codes, unsigned char *out, uint64_t out_at)
 {
@@ -78,8 +78,9 @@ static void pack_layer(const imp_job *job, const imp_seg_layout *l, uint32_t lay
                        unsigned char *out, uint64_t out_at, uint64_t n_bytes, uint64_t *sums)
 {
     const imp_seg_meta *m = imp_seg_layout_meta(l);
-    const unsigned char *k = job->rows + job->row_at[2 * layer] + skip * imp_job_row_bytes(job, layer, IMP_REGION_K);
-    const unsigned char *v = job->rows + job->row_at[2 * layer + 1] + skip * imp_job_row_bytes(job, layer, IMP_REGION_V);
+    const unsigned char *k = job->rows + job->row_at[2 * layer], *v = job->rows + job->row_at[2 * layer + 1];
+    k += skip * imp_job_row_bytes(job, layer, IMP_REGION_K);
+    v += skip * imp_job_row_bytes(job, layer, IMP_REGION_V);
     memset(out, 0, n_bytes); /* the padding */
     if (m->rest == IMP_REST_Q8) {
         pack_keys_q8(job, l, layer, k, codes, out, out_at);
@@ -217,8 +218,8 @@ static int reserve_in_change(imp_store *s, const imp_job *job, size_t *pos, size
     return rc;
 }
 
-/* Make room for the next segment. `*layout` NULL: there is none; then *end == *pos if the rest is known by now, and 0 if
- * the tokens before are gone. */
+/* Make room for the next segment. `*layout` NULL: there is none; then *end == *pos if the rest is known by now, and 0
+ * if the tokens before are gone. */
 static int reserve(imp_store *s, const imp_job *job, size_t *pos, size_t *end, imp_seg_layout **layout)
 {
     *layout = NULL;
@@ -317,7 +318,8 @@ static void finish(imp_store *s, const imp_job *job, int rc, bool any)
     if (rc == IMP_E_FULL && s->full_logged) return;
     if (rc == IMP_E_FULL) s->full_logged = true;
     /* An eviction that was faster is no trouble. */
-    imp_log(rc == IMP_E_STALE ? IMP_LOG_INFO : IMP_LOG_WARN, "%s: %zu tokens not stored: %s", s->dir, job->n_tokens - job->start, imp_last_error());
+    imp_log(rc == IMP_E_STALE ? IMP_LOG_INFO : IMP_LOG_WARN, "%s: %zu tokens not stored: %s", s->dir,
+            job->n_tokens - job->start, imp_last_error());
 }
 
 /* ---- the thread */

@@ -1,6 +1,6 @@
-/* kill -9 at any moment: children store prompts until they are killed, at a chosen operation of the segments' files, at a
- * chosen write or sync of the catalogue, or at a random time. After each the next open works, everything that a child knew
- * to be stored is there, the store verifies, and no file is left over. IMP_KILL_ROUNDS: how often (50). */
+/* kill -9 at any moment: children store prompts until they are killed, at a chosen operation of the segments' files,
+ * at a chosen write or sync of the catalogue, or at a random time. After each the next open works, everything that a
+ * child knew to be stored is there, the store verifies, and no file is left over. IMP_KILL_ROUNDS: how often (50). */
 #include <dirent.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -180,7 +180,9 @@ static void look_after(const char *dir, int round, phase at)
     imp_world w;
     imp_stats st;
     int32_t tokens[MAX_TOKENS];
-    if (imp_world_open(&w, dir, NULL, NULL) < 0) fail_msg("round %d (%s): %s", round, phase_names[at], imp_last_error());
+    if (imp_world_open(&w, dir, NULL, NULL) < 0) {
+        fail_msg("round %d (%s): %s", round, phase_names[at], imp_last_error());
+    }
     int64_t n = imp_world_verify(&w, false, true);
     if (n != 0) fail_msg("round %d (%s): %lld findings", round, phase_names[at], (long long)n);
     assert_int_equal(imp_store_stats(w.store, &st), 0);
@@ -218,7 +220,8 @@ static void kill_at_any_moment(void **state)
         phase at = (phase)(round % N_PHASES);
         /* Writes of the catalogue come by the dozen for each entry; of the others a few. */
         uint64_t nth = 1 + imp_rng_below(&rng, at == AT_CATALOGUE ? 80 : at == AT_REBUILD ? 30 : 12);
-        if (n_known > 40 && at != AT_REBUILD && imp_rng_below(&rng, 4) == 0) n_known = 0; /* a new store now and then keeps this fast */
+        /* A new store now and then keeps this fast. */
+        if (n_known > 40 && at != AT_REBUILD && imp_rng_below(&rng, 4) == 0) n_known = 0;
         if (n_known == 0) {
             char command[512];
             snprintf(command, sizeof command, "rm -rf '%s/store'", (char *)*state);
@@ -233,7 +236,9 @@ static void kill_at_any_moment(void **state)
         }
         hear(from);
         assert_int_equal(waitpid(pid, &status, 0), pid);
-        if (!WIFSIGNALED(status)) fail_msg("round %d (%s): the child ended with %d", round, phase_names[at], WEXITSTATUS(status));
+        if (!WIFSIGNALED(status)) {
+            fail_msg("round %d (%s): the child ended with %d", round, phase_names[at], WEXITSTATUS(status));
+        }
         n_killed[at]++;
         if (other > 0) {
             hear(other_from);

@@ -143,7 +143,8 @@ static void io_round(imp_io_kind kind, imp_io_action action, uint64_t value, boo
 static void every_io_error(void **state)
 {
     (void)state;
-    static const imp_io_kind kinds[] = {IMP_IO_OPEN, IMP_IO_READ, IMP_IO_WRITE, IMP_IO_FSYNC, IMP_IO_RENAME, IMP_IO_LIST};
+    static const imp_io_kind kinds[] = {IMP_IO_OPEN, IMP_IO_READ, IMP_IO_WRITE, IMP_IO_FSYNC,
+                                        IMP_IO_RENAME, IMP_IO_LIST};
     make_old(base);
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         /* An unreadable header is taken for a bad disk, and its segment dropped. */
@@ -393,7 +394,8 @@ static void one_byte_of_the_catalogue(void **state)
     }
 }
 
-/* Damaged while it is open, here and by another instance: both go on, without what is stored until one can rebuild it. */
+/* Damaged while it is open, here and by another instance: both go on, without what is stored until one can rebuild
+ * it. */
 static void catalogue_damaged_while_open(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* store_world.h: a small world for tests of the store: one space whose rows follow from the tokens up to theirs, so that
- * rows of another prefix, position, layer or space never pass for the right ones. */
+/* store_world.h: a small world for tests of the store: one space whose rows follow from the tokens up to theirs, so
+ * that rows of another prefix, position, layer or space never pass for the right ones. */
 #ifndef IMP_TEST_STORE_WORLD_H
 #define IMP_TEST_STORE_WORLD_H
 
@@ -23,13 +23,13 @@ void imp_world_opts(imp_store_opts *opts);
 int imp_world_open(imp_world *w, const char *dir, const imp_store_opts *opts, const char *salt);
 void imp_world_close(imp_world *w);
 
-/* Commit tokens [first_new, n) with their right rows. The status of begin or finish; *staged (may be NULL): whether there
- * was anything to store. Doesn't flush. */
+/* Commit tokens [first_new, n) with their right rows. The status of begin or finish; *staged (may be NULL): whether
+ * there was anything to store. Doesn't flush. */
 int imp_world_commit(imp_world *w, const int32_t *tokens, size_t n, size_t first_new, unsigned flags, bool *staged);
 
-/* Match `tokens` and read every row of what is found, with its checksum, against what was committed. The number of tokens
- * matched, or a negative status; IMP_WORLD_WRONG, with a message on stderr, if a row passed its checksum and isn't right. With IMP_REST_Q8 rows may
- * differ by what 8 bits lose. */
+/* Match `tokens` and read every row of what is found, with its checksum, against what was committed. The number of
+ * tokens matched, or a negative status; IMP_WORLD_WRONG, with a message on stderr, if a row passed its checksum and
+ * isn't right. With IMP_REST_Q8 rows may differ by what 8 bits lose. */
 enum { IMP_WORLD_WRONG = -1000 };
 int64_t imp_world_check(imp_world *w, const int32_t *tokens, size_t n, bool exact_only);
 

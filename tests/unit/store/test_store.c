@@ -527,7 +527,8 @@ static void bad_places(void **state)
 static void check_modes(const char *dir)
 {
     char command[512];
-    snprintf(command, sizeof command, "find '%s' -type d ! -perm 0700 -print -o -type f ! -perm 0600 -print | grep .", dir);
+    snprintf(command, sizeof command, "find '%s' -type d ! -perm 0700 -print -o -type f ! -perm 0600 -print | grep .",
+             dir);
     assert_int_not_equal(system(command), 0); /* grep found nothing */
 }
 
