@@ -1,9 +1,9 @@
 /* blend.h: what earlier requests found important, and how it goes into the present scores. Pure.
  *
- * Scores are normalised to a mean of 1 over the prefix, so that a token's share doesn't depend on the number of query rows
- * and heads, and hardly on the length of the prefix. The history of a (node, layer) is the moving average of its tokens'
- * normalised scores: the plain mean of the first IMP_HISTORY_SPAN requests, from then on an exponential average in which
- * the newest weighs 1 / IMP_HISTORY_SPAN. A history that was never updated is all 0.
+ * Scores are normalised to a mean of 1 over the prefix, so that a token's share doesn't depend on the number of query
+ * rows and heads, and hardly on the length of the prefix. The history of a (node, layer) is the moving average of its
+ * tokens' normalised scores: the plain mean of the first IMP_HISTORY_SPAN requests, from then on an exponential average
+ * in which the newest weighs 1 / IMP_HISTORY_SPAN. A history that was never updated is all 0.
  */
 #ifndef IMP_SELECT_BLEND_H
 #define IMP_SELECT_BLEND_H
@@ -13,7 +13,8 @@
 
 enum { IMP_HISTORY_SPAN = 16 };
 
-/* scores[n] divided by their mean, over the whole prefix; what isn't a number above 0 becomes 0. All 0 if the sum is. */
+/* scores[n] divided by their mean, over the whole prefix; what isn't a number above 0 becomes 0. All 0 if the sum
+ * is. */
 void imp_normalise(const float *scores, size_t n, float *out);
 
 /* The weight of a request that comes after `n_before` others. */

@@ -95,8 +95,8 @@ static void add_scaled(double *x, double f, const double *y, size_t n)
     for (size_t i = 0; i < n; i++) x[i] += f * y[i];
 }
 
-/* Householder: m = Q T Q^T with T tridiagonal; its diagonal and the one beside it go to `diagonal` and `beside`, and Q^T
- * to `qt`. Step j reflects row j so that nothing is left right of its neighbour. v, w: [n]. */
+/* Householder: m = Q T Q^T with T tridiagonal; its diagonal and the one beside it go to `diagonal` and `beside`, and
+ * Q^T to `qt`. Step j reflects row j so that nothing is left right of its neighbour. v, w: [n]. */
 static void tridiagonalise(double *m, size_t n, double *diagonal, double *beside, double *qt, double *v, double *w)
 {
     memset(qt, 0, n * n * sizeof *qt);

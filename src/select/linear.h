@@ -23,8 +23,8 @@ imp_linear_isa_kind imp_linear_isa(void);
 
 enum { IMP_LINEAR_COLUMNS = 16 };
 
-/* out[r][c] = start[c] + sum over i < n_inner of a[r][i] * b[i][c], for n_rows rows and n_columns, which is a multiple of
- * IMP_LINEAR_COLUMNS. Strides are in floats; `start` NULL: 0. Summed in the order of i. */
+/* out[r][c] = start[c] + sum over i < n_inner of a[r][i] * b[i][c], for n_rows rows and n_columns, which is a multiple
+ * of IMP_LINEAR_COLUMNS. Strides are in floats; `start` NULL: 0. Summed in the order of i. */
 void imp_multiply(const float *a, size_t a_stride, size_t n_rows, const float *b, size_t b_stride, size_t n_inner,
                   size_t n_columns, const float *start, float *out, size_t out_stride);
 

@@ -138,7 +138,8 @@ static uint64_t choose_reads(imp_chooser *c, const imp_page_choice *choice, floa
     return bytes;
 }
 
-/* The k best tokens that arrive, in c->chosen; returns what they score in all, and the least that one not kept scores. */
+/* The k best tokens that arrive, in c->chosen; returns what they score in all, and the least that one not kept
+ * scores. */
 static double choose_tokens(imp_chooser *c, const imp_page_choice *choice, size_t k, float *least)
 {
     for (size_t i = 0; i < choice->n_tokens; i++) {
@@ -172,7 +173,9 @@ int imp_choose_pages(imp_chooser *c, const imp_page_choice *choice, unsigned cha
     double all = 0.0;
     for (size_t i = 0; i < choice->n_tokens; i++) {
         size_t id = page_of(choice, i);
-        if (id >= choice->n_pages) return imp_fail(IMP_E_ARG, "token %zu lies in page %zu of %zu", i, id, choice->n_pages);
+        if (id >= choice->n_pages) {
+            return imp_fail(IMP_E_ARG, "token %zu lies in page %zu of %zu", i, id, choice->n_pages);
+        }
         float score = choice->scores[i];
         c->scores[i] = score > 0.0f ? (score < FLT_MAX ? score : FLT_MAX) : 0.0f;
         c->plain[id] += (double)c->scores[i];

@@ -1,10 +1,11 @@
 /* pages.h: which pages to read and which tokens to attend to, under two budgets. Pure.
  *
- * A device gives pages, of some tokens each; attention takes tokens. So there is a budget of bytes read and one of cells
- * attended. Pages that are in memory already (the core of a node, what the cache holds) cost nothing. Among the pages
- * that fit the bytes, those are wanted whose tokens will be among the k best of all that arrive; that is found by a price
- * on cells: a page is worth the sum of what its tokens score above the price, per byte. The price is what the last token
- * chosen at the previous price scored, starting from none, for a few rounds; the round that holds the most mass wins.
+ * A device gives pages, of some tokens each; attention takes tokens. So there is a budget of bytes read and one of
+ * cells attended. Pages that are in memory already (the core of a node, what the cache holds) cost nothing. Among the
+ * pages that fit the bytes, those are wanted whose tokens will be among the k best of all that arrive; that is found by
+ * a price on cells: a page is worth the sum of what its tokens score above the price, per byte. The price is what the
+ * last token chosen at the previous price scored, starting from none, for a few rounds; the round that holds the most
+ * mass wins.
  *
  * The same input gives the same answer; equals go by the lower page, or the lower token. O(n + pages log pages).
  */

@@ -115,7 +115,7 @@ int imp_rope_table_covers(const imp_rope_table *t, size_t first, size_t n)
 
 uint32_t imp_rope_table_head_dim(const imp_rope_table *t) { return t->head_dim; }
 
-/* -------------------------------------------------------------------------------------------------- the turning ---- */
+/* ------------------------------------------------------------------------------------------------- the turning ---- */
 
 /* `gain` and `sign` are (1, 1) to turn forth, and (1 / magnitude^2, -1) back: the table holds magnitude x rotation. */
 IMP_LINEAR_INLINE void turn_rows(const imp_rope_table *t, size_t first, float *rows, size_t row_stride, size_t n_rows,

@@ -309,8 +309,8 @@ static void centre(workshop *w, float *mean)
     }
 }
 
-/* The queries' metric, with trace `dim`: the mean of q q^T over rows, heads and distances. A query meets each key at that
- * key's position, so it is turned back from positions all over the prefix. */
+/* The queries' metric, with trace `dim`: the mean of q q^T over rows, heads and distances. A query meets each key at
+ * that key's position, so it is turned back from positions all over the prefix. */
 static void learn_metric(workshop *w, const imp_key_rows *keys, const imp_query *query, size_t max_rows,
                          const imp_rope_table *rope, uint32_t h)
 {

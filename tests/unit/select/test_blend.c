@@ -76,7 +76,9 @@ static void blending(void **state)
         float *out = test_alloc(n * sizeof *out);
         for (size_t i = 0; i < n; i++) scores[i] = some_score(&rng), history[i] = some_score(&rng);
         imp_blend b = imp_blend_default();
-        if (round % 2) b = (imp_blend){imp_rng_below(&rng, 2) ? IMP_BLEND_MAX : IMP_BLEND_SUM, test_uniform(&rng, 0, 2)};
+        if (round % 2) {
+            b = (imp_blend){imp_rng_below(&rng, 2) ? IMP_BLEND_MAX : IMP_BLEND_SUM, test_uniform(&rng, 0, 2)};
+        }
         const float *past = round % 5 ? history : NULL;
         imp_blend_scores(b, scores, past, n, out);
         for (size_t i = 0; i < n; i++) {

@@ -162,7 +162,9 @@ static double best_of_all(const imp_page_choice *c)
     for (unsigned set = 0; set < 1u << c->n_pages; set++) {
         uint64_t bytes = 0;
         size_t n = 0;
-        for (size_t page = 0; page < c->n_pages; page++) bytes += (set >> page & 1u) && !(c->resident && c->resident[page]);
+        for (size_t page = 0; page < c->n_pages; page++) {
+            bytes += (set >> page & 1u) && !(c->resident && c->resident[page]);
+        }
         if (bytes > c->budget_bytes) continue;
         for (size_t i = 0; i < c->n_tokens; i++) {
             size_t page = page_of(c, i);

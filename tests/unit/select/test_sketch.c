@@ -1,4 +1,4 @@
-/* Sketches: the linear algebra below them, codes against a twin that reads the documented bytes, and what a sketch is for. */
+/* Sketches: the linear algebra below, codes against a twin that reads the documented bytes, what a sketch is for. */
 #include "unit/select/select_util.h"
 
 #include <stdbool.h>
@@ -144,7 +144,7 @@ static void cholesky(void **state)
     }
 }
 
-/* ----------------------------------------------------------------------------------------------------- sketches ---- */
+/* --------------------------------------------------------------------------------------------------- sketches ---- */
 
 /* A layer: keys near a small subspace, with a mean of some size, and with RoPE; queries that look along a few of its
  * directions. */
@@ -222,7 +222,8 @@ static void twin(const unsigned char *wire, const unsigned char *codes, uint32_t
         s += 8 + 2 * dim + (imp_get32(s) + imp_get32(s + 4)) * (8 + 4 * dim);
     }
     uint32_t n4 = imp_get32(p), n = n4 + imp_get32(p + 4);
-    const unsigned char *mean = p + 8, *ds = mean + 2 * dim, *es = ds + 4 * n, *dec = es + 4 * n, *enc = dec + 2 * n * dim;
+    const unsigned char *mean = p + 8, *ds = mean + 2 * dim, *es = ds + 4 * n, *dec = es + 4 * n;
+    const unsigned char *enc = dec + 2 * n * dim;
     codes += (t * n_kv + which) * (n_bits / 8);
     for (uint32_t d = 0; d < dim; d++) out[d] = (double)wire_f16(mean + 2 * d);
     for (uint32_t i = 0; i < n; i++) {
