@@ -10,7 +10,7 @@
 
 #include <impress/llama.h>
 
-enum { N_CTX = 8192, N_BATCH = 512, N_PREDICT = 64 };
+enum { N_CTX = 8192, N_PREDICT = 64 };
 
 static char *read_text(const char *path)
 {
@@ -38,10 +38,7 @@ static int32_t tokenize(const struct llama_vocab *vocab, const char *text, bool 
 /* Prompt in, answer out. The one function that differs from the program for llama.h alone. */
 static int answer(imp_llama *ctx, const struct llama_vocab *vocab, struct llama_sampler *smpl, llama_token *tokens, int32_t n)
 {
-    for (int32_t i = 0; i < n; i += N_BATCH) {
-        int32_t n_batch = n - i < N_BATCH ? n - i : N_BATCH;
-        if (imp_llama_decode(ctx, llama_batch_get_one(tokens + i, n_batch)) != 0) return 1; /* was llama_decode */
-    }
+    if (imp_llama_decode(ctx, llama_batch_get_one(tokens, n)) != 0) return 1; /* was llama_decode */
     for (int i = 0; i < N_PREDICT; i++) {
         llama_token token = imp_llama_sampler_sample(smpl, ctx, -1); /* was llama_sampler_sample */
         if (llama_vocab_is_eog(vocab, token)) break;
@@ -92,7 +89,7 @@ int main(int argc, char **argv)
 
     struct llama_context_params cp = llama_context_default_params();
     cp.n_ctx = N_CTX;
-    cp.n_batch = N_BATCH;
+    cp.n_batch = (uint32_t)(n + m); /* the prompt comes as one batch */
     imp_llama_params params;
     imp_llama_params_init(&params);
     params.model_files = &model_file;

@@ -112,7 +112,7 @@ static int32_t enter(imp_llama *ctx, const struct llama_batch *b, llama_seq_id i
     while (limit < end && !output_of(b, ctx->order[s->first_share + limit - s->n_before])) limit++;
     lc_seq_match(ctx, s, limit);
     if (s->state == LC_SEQ_NOTED) {
-        s->solo = s->n_before > 0 || s->n_leased >= LC_MIN_PREFIX;
+        s->solo = s->n_before > 0 || s->n_leased >= LC_MIN_PREFIX || s->n_leased == s->n;
     } else if (s->n_leased >= s->n_before + MIN_GAIN) {
         s->n = s->n_before;
         lc_save_seq(ctx, s);

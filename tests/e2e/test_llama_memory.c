@@ -250,6 +250,7 @@ static void test_damaged_in_the_middle_of_a_pass(void **state)
         imp_stats stats;
         assert_int_equal(imp_store_stats(w.store, &stats), 0);
         assert_true(stats.corrupt_chunks >= 1);
+        imp_llama_clear(w.ctx);
         store_prefix(w.ctx, w.store, &w.a);
     }
     close_world(&w);
