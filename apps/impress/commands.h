@@ -3,6 +3,7 @@
 #define APP_COMMANDS_H
 
 int cmd_run(int argc, char **argv);
+int cmd_eval(int argc, char **argv);
 int cmd_ls(int argc, char **argv);
 int cmd_stat(int argc, char **argv);
 int cmd_verify(int argc, char **argv);

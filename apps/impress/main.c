@@ -10,6 +10,7 @@ static const struct {
     int (*run)(int argc, char **argv);
 } commands[] = {
     {"run", "answer a question on a long prefix, and keep the prefix", cmd_run},
+    {"eval", "accuracy of the systems on multiple-choice questions", cmd_eval},
     {"ls", "list what a store holds", cmd_ls},
     {"stat", "sizes and counts of a store", cmd_stat},
     {"verify", "check every byte of a store", cmd_verify},

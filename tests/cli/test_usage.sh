@@ -46,15 +46,17 @@ expect 2 'IMPRESS_LIMIT wants a size' env IMPRESS_LIMIT=lots "${base[@]}"
 [ "$("$IMPRESS" --version)" = "impress $(sed -nE 's/.*VERSION ([0-9.]+) LANGUAGES.*/\1/p' ../../CMakeLists.txt)" ] ||
     fail "the program's version is not the project's"
 
-# Help names every command; the manual page has every option that help has.
+# Help names every command; the manual page (of the command, or the common one) has every option that help has.
 commands=$("$IMPRESS" --help | sed -n 's/^  \([a-z]\+\)  .*/\1/p')
 [ "$(wc -w <<<"$commands")" -ge 7 ] || fail "help lists too few commands: $commands"
-manual=$(sed 's/\\-/-/g' ../../man/impress.1)
 for c in $commands; do
+    page=../../man/impress-$c.1
+    [ -f "$page" ] || page=../../man/impress.1
+    manual=$(sed 's/\\-/-/g' "$page")
     "$IMPRESS" "$c" --help >"$tmp/help" || fail "$c --help failed"
     grep -q '^usage: impress '"$c" "$tmp/help" || fail "$c --help has no usage line"
     for o in $(grep -oE '^ +(-[a-z], )?--[a-z-]+' "$tmp/help" | grep -oE -- '--[a-z-]+'); do
-        [ "$o" = --help ] || grep -qF -- "$o" <<<"$manual" || fail "man/impress.1 lacks $o of $c"
+        [ "$o" = --help ] || grep -qF -- "$o" <<<"$manual" || fail "$page lacks $o of $c"
     done
     awk 'length > 100 { exit 1 }' "$tmp/help" || fail "$c --help has a line over 100 columns"
 done
