@@ -8,9 +8,11 @@ _impress()
         return
     fi
     case $prev in
-        --store) compopt -o dirnames; return ;;
+        --store | --tasks) compopt -o dirnames; return ;;
         -m | --model | -f | --file | --config) compopt -o default; return ;;
-        -s | --system) mapfile -t COMPREPLY < <(compgen -W "recomp as as-h2o-lru as-h2o-lfu" -- "$cur"); return ;;
+        -s | --system | --systems) mapfile -t COMPREPLY < <(compgen -W "recomp as as-h2o-lru as-h2o-lfu" -- "$cur"); return ;;
+        --scoring) mapfile -t COMPREPLY < <(compgen -W "auto sum norm" -- "$cur"); return ;;
+        --reference) mapfile -t COMPREPLY < <(compgen -W "as recomp" -- "$cur"); return ;;
         --rest) mapfile -t COMPREPLY < <(compgen -W "f16 q8" -- "$cur"); return ;;
         --io) mapfile -t COMPREPLY < <(compgen -W "auto uring threads" -- "$cur"); return ;;
         --cache-type) mapfile -t COMPREPLY < <(compgen -W "f16 q8_0" -- "$cur"); return ;;
