@@ -86,7 +86,7 @@ def plot_diff(rows, path, title):
     rows = [r for r in rows if r["system"] != "as"]
     if not rows:
         return
-    tasks, names = unique(r["task"] for r in rows), unique(label(r) for r in rows)
+    tasks, systems = unique(r["task"] for r in rows), unique(r["system"] for r in rows)
     left, right, top, step = 230, 30, 56, 20
     height = top + step * (len(rows) + len(tasks)) + 44
     svg = Svg(760, height)
@@ -111,7 +111,7 @@ def plot_diff(rows, path, title):
         svg.text(16, y + 4, f"{task} (n = {mine[0]['n']})", size=12)
         y += step
         for r in mine:
-            colour = COLOURS[names.index(label(r)) % len(COLOURS)]
+            colour = COLOURS[systems.index(r["system"]) % len(COLOURS)]
             svg.text(left - 10, y + 4, label(r), "end", 12, colour)
             svg.line(at(100 * r["ci_low"]), y, at(100 * r["ci_high"]), y, colour, 2)
             svg.dot(at(100 * r["diff_full"]), y, colour)
