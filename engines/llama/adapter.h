@@ -148,6 +148,7 @@ typedef struct lc_seq {
     size_t n_leased;
     imp_prefix_info info;
     imp_load *load;     /* partial, until the prompt's first output: each ubatch selects for itself */
+    bool load_used;     /* its layers were asked for already: the next ubatch is another pass over it */
 
     imp_commit *commit; /* being copied: tokens [commit_next, commit_end) are still missing */
     size_t commit_next, commit_end;

@@ -84,18 +84,12 @@ static int read_query(imp_llama *ctx, const lc_seq *s, const struct ggml_tensor 
     return 0;
 }
 
-typedef struct filling {
-    lc_seq *s;
-    bool asked; /* layers of this load were asked for already: the next ubatch is another pass over it */
-} filling;
-
 static int fill_layer(imp_llama *ctx, void *user, size_t layer, const struct ggml_tensor *attention)
 {
-    filling *f = user;
-    lc_seq *s = f->s;
+    lc_seq *s = user;
     imp_query query;
-    int rc = layer == 0 && f->asked ? imp_load_rewind(s->load) : 0;
-    f->asked = true;
+    int rc = layer == 0 && s->load_used ? imp_load_rewind(s->load) : 0;
+    s->load_used = true;
     if (!rc && s->partial) rc = read_query(ctx, s, attention, &query);
     if (!rc) rc = imp_load_select(s->load, (uint32_t)layer, s->partial ? &query : NULL, NULL);
     if (!rc) rc = lc_cells_gather(ctx, s->load, layer, s->placed, s->n_placed);
@@ -178,10 +172,9 @@ static int32_t decode_span(imp_llama *ctx, llama_seq_id id, size_t from, size_t 
 {
     lc_seq *s = &ctx->seqs[id];
     size_t n0 = s->n - n_batch;
-    filling f = {s, false};
     lc_hook *h = &ctx->hook;
     h->fill = fill_layer;
-    h->fill_user = &f;
+    h->fill_user = s;
     h->fill_once = !s->partial;
     h->placed = s->placed;
     h->n_placed = s->n_placed;
@@ -240,6 +233,7 @@ static int32_t try_once(imp_llama *ctx, llama_seq_id id, const plan *p, bool now
     if (p->prefix < matched) *error = imp_lease_trim(s->lease, p->prefix);
     if (!*error) *error = imp_load_begin(s->lease, &p->opts, &s->load);
     if (*error) return 0;
+    s->load_used = false;
     size_t k = imp_load_count(s->load);
     uint32_t *placed = realloc(s->placed, k * sizeof *placed);
     if (!placed) {

@@ -24,7 +24,7 @@ static int begin(imp_llama *ctx, lc_seq *s)
     size_t end = exact && s->exact < s->sound ? s->exact : s->sound;
     size_t first = s->saved;
     int rc = imp_commit_begin(ctx->space, s->tokens, end, first, derived ? IMP_COMMIT_DERIVED : 0, &s->commit);
-    if (rc == IMP_E_BUSY && exact && !s->partial && first > 0) {
+    if (rc == IMP_E_STALE && exact && !s->partial && first > 0) {
         /* What was stored before it may be gone by now, and all of it is here. */
         first = 0;
         rc = imp_commit_begin(ctx->space, s->tokens, end, first, 0, &s->commit);
