@@ -61,8 +61,11 @@ def ticks(low, high, n=5):
 def read_rows(paths):
     rows = []
     for path in paths:
-        with open(path, encoding="utf-8") as f:
-            found = json.load(f)
+        try:
+            with open(path, encoding="utf-8") as f:
+                found = json.load(f)
+        except (OSError, ValueError) as why:
+            sys.exit(f"plot_eval.py: {path}: {why}")
         for row in found if isinstance(found, list) else [found]:
             missing = FIELDS - set(row)
             if missing:
