@@ -30,13 +30,15 @@ static char *read_text(const char *path)
     return text;
 }
 
-static int32_t tokenize(const struct llama_vocab *vocab, const char *text, bool start, llama_token *tokens, int32_t n_max)
+static int32_t tokenize(const struct llama_vocab *vocab, const char *text, bool start, llama_token *tokens,
+                        int32_t n_max)
 {
     return llama_tokenize(vocab, text, (int32_t)strlen(text), tokens, n_max, start, false);
 }
 
 /* Prompt in, answer out. The one function that differs from the program for llama.h alone. */
-static int answer(imp_llama *ctx, const struct llama_vocab *vocab, struct llama_sampler *smpl, llama_token *tokens, int32_t n)
+static int answer(imp_llama *ctx, const struct llama_vocab *vocab, struct llama_sampler *smpl, llama_token *tokens,
+                  int32_t n)
 {
     if (imp_llama_decode(ctx, llama_batch_get_one(tokens, n)) != 0) return 1; /* was llama_decode */
     for (int i = 0; i < N_PREDICT; i++) {

@@ -69,8 +69,8 @@ typedef enum lc_hook_mode {
     LC_HOOK_FILL   /* watch, and call `fill` before each layer's attention */
 } lc_hook_mode;
 
-/* Fill the cells of one layer. `attention` is the FLASH_ATTN_EXT node, its inputs computed. Returns 0 or a status, which
- * ends the pass. */
+/* Fill the cells of one layer. `attention` is the FLASH_ATTN_EXT node, its inputs computed. Returns 0 or a status,
+ * which ends the pass. */
 typedef int (*lc_fill_fn)(imp_llama *ctx, void *user, size_t layer, const struct ggml_tensor *attention);
 
 struct lc_muted {

@@ -50,7 +50,9 @@ void imp_llama_params_init(imp_llama_params *params)
 
 static int check_request(const imp_llama_request *r)
 {
-    if (!(r->retention > 0 && r->retention <= 1)) return lc_error(IMP_E_ARG, "retention %g isn't in (0, 1]", r->retention);
+    if (!(r->retention > 0 && r->retention <= 1)) {
+        return lc_error(IMP_E_ARG, "retention %g isn't in (0, 1]", r->retention);
+    }
     if (r->switches.identify > IMP_IDENTIFY_ALL_KEYS) {
         return lc_error(IMP_E_UNSUPPORTED, "identification %d isn't in this version", (int)r->switches.identify);
     }
@@ -93,7 +95,9 @@ static int open_context(imp_llama *ctx, struct llama_model *model, struct llama_
 {
     if (ctx->lctx) llama_free(ctx->lctx);
     ctx->lctx = llama_init_from_model(model, cp);
-    if (!ctx->lctx) return lc_error(IMP_E_UNSUPPORTED, "llama.cpp can't make a context of %u tokens for this model", cp.n_ctx);
+    if (!ctx->lctx) {
+        return lc_error(IMP_E_UNSUPPORTED, "llama.cpp can't make a context of %u tokens for this model", cp.n_ctx);
+    }
     ctx->memory = llama_get_memory(ctx->lctx);
     ctx->n_batch = llama_n_batch(ctx->lctx);
     ctx->n_ubatch = llama_n_ubatch(ctx->lctx);
@@ -284,7 +288,9 @@ static int copy_seq(imp_llama *ctx, llama_seq_id src, llama_seq_id dst, size_t n
         free(placed);
         return lc_error(IMP_E_NOMEM, "no memory to copy a sequence");
     }
-    for (size_t i = 0; i < n; i++) d->cells[i] = s->cells[i] == LC_NO_CELL ? LC_NO_CELL : (uint32_t)(s->cells[i] + shift);
+    for (size_t i = 0; i < n; i++) {
+        d->cells[i] = s->cells[i] == LC_NO_CELL ? LC_NO_CELL : (uint32_t)(s->cells[i] + shift);
+    }
     for (size_t i = 0; placed && i < s->n_placed; i++) placed[i] = (uint32_t)(s->placed[i] + shift);
     free(d->placed);
     d->placed = placed;

@@ -1,5 +1,5 @@
-/* cells.c: rows in and out of the cache tensors. In memory of this program rows are reached in place, elsewhere through a
- * staging buffer and the backend's copies, a run of neighbouring cells at a time. */
+/* cells.c: rows in and out of the cache tensors. In memory of this program rows are reached in place, elsewhere through
+ * a staging buffer and the backend's copies, a run of neighbouring cells at a time. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,8 +1,8 @@
 /* hook.c: the callback that llama.cpp's scheduler asks at every node of the graph.
  *
- * The scheduler asks node by node, in the graph's order, whether the result is wanted. Nodes are collected until one is;
- * then they are computed, the backend is waited for, and the callback is called again with ask = false, where `false`
- * ends this part of the graph. llama_decode() still returns 0 then: success, with no result.
+ * The scheduler asks node by node, in the graph's order, whether the result is wanted. Nodes are collected until one
+ * is; then they are computed, the backend is waited for, and the callback is called again with ask = false, where
+ * `false` ends this part of the graph. llama_decode() still returns 0 then: success, with no result.
  *
  *     ... ROPE(q) ROPE(k) SET_ROWS(k) SET_ROWS(v) | VIEW PERMUTE ... FLASH_ATTN_EXT ...
  *                                        "wanted" |                  asked: everything before the bar is computed, and
@@ -117,7 +117,7 @@ static bool ask_fill(imp_llama *ctx, struct ggml_tensor *t)
         if (t->op == GGML_OP_FLASH_ATTN_EXT) {
             fill(ctx, t);
         } else if (!is_no_op(t)) {
-            fail(h, lc_error(IMP_E_UNSUPPORTED, "%s between the writes to the cache and attention", ggml_op_name(t->op)));
+            fail(h, lc_error(IMP_E_UNSUPPORTED, "%s between a layer's writes and its attention", ggml_op_name(t->op)));
         }
         return false;
     }
@@ -126,6 +126,14 @@ static bool ask_fill(imp_llama *ctx, struct ggml_tensor *t)
         h->armed = lc_root(t) == ctx->sites[h->layer].last;
     }
     return h->armed;
+}
+
+/* At the end of an ubatch: did every layer get its rows? */
+static void check_filled(imp_llama *ctx)
+{
+    lc_hook *h = &ctx->hook;
+    if (h->mode != LC_HOOK_FILL || (h->fill_once && h->n_ubatches > 1) || h->layer == ctx->n_sites) return;
+    fail(h, lc_error(IMP_E_UNSUPPORTED, "%zu of %zu layers asked for their rows", h->layer, ctx->n_sites));
 }
 
 bool lc_hook_eval(struct ggml_tensor *t, bool ask, void *user)
@@ -144,6 +152,7 @@ bool lc_hook_eval(struct ggml_tensor *t, bool ask, void *user)
 
     bool starts = !h->stop && t->op == GGML_OP_SET_ROWS && ctx->n_sites > 0 && lc_root(t) == ctx->sites[0].first;
     if (starts) {
+        if (h->n_ubatches > 0) check_filled(ctx);
         h->layer = 0;
         h->n_ubatches++;
         note_cells(h, t);
@@ -169,9 +178,7 @@ int32_t lc_hook_decode(imp_llama *ctx, struct llama_batch batch, lc_hook_mode mo
     int32_t rc = llama_decode(ctx->lctx, batch);
 
     unmute(h);
-    if (rc == 0 && !h->error && mode == LC_HOOK_FILL && h->layer != ctx->n_sites && (h->n_ubatches == 1 || !h->fill_once)) {
-        h->error = lc_error(IMP_E_UNSUPPORTED, "%zu of %zu layers asked for their rows", h->layer, ctx->n_sites);
-    }
+    if (rc == 0 && !h->error) check_filled(ctx);
     if (rc == 0 && !h->error && mode != LC_HOOK_PROBE && h->n_cells != (size_t)batch.n_tokens) {
         h->error = lc_error(IMP_E_UNSUPPORTED, "the cells of %zu of %d tokens are known", h->n_cells, batch.n_tokens);
     }

@@ -5,8 +5,8 @@
  *               of them per layer    outputs
  *     positions       [P-k ...... P) [P .......................n)
  *
- * Keys are stored after RoPE, so a token's rows mean the same in any cell. k cells are taken just below the query without
- * computing anything; while the query's layers run, each layer's rows are written into the same cells.
+ * Keys are stored after RoPE, so a token's rows mean the same in any cell. k cells are taken just below the query
+ * without computing anything; while the query's layers run, each layer's rows are written into the same cells.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -36,7 +36,8 @@ static plan make_plan(const imp_llama *ctx, const lc_seq *s, bool whole, size_t 
     p.opts.n_keep_last = r->n_keep_last;
     p.opts.max_query_rows = r->max_query_rows;
 
-    bool selects = !whole && r->switches.identify != IMP_IDENTIFY_NONE && r->retention < 1 && ctx->fit == IMP_LLAMA_FIT_FULL;
+    bool selects = !whole && ctx->fit == IMP_LLAMA_FIT_FULL && r->switches.identify != IMP_IDENTIFY_NONE &&
+                   r->retention < 1;
     if (selects && s->n > ctx->min_query) {
         size_t prefix = p.prefix, most = s->n - ctx->min_query;
         if (prefix > most) prefix = most;
@@ -204,8 +205,8 @@ static int32_t decode_span(imp_llama *ctx, llama_seq_id id, size_t from, size_t 
 }
 
 /* From an empty sequence on, by the plan. On failure some cells may be held. */
-static int32_t try_once(imp_llama *ctx, llama_seq_id id, const plan *p, bool now, size_t n_batch, const int32_t *outputs,
-                        int *error)
+static int32_t try_once(imp_llama *ctx, llama_seq_id id, const plan *p, bool now, size_t n_batch,
+                        const int32_t *outputs, int *error)
 {
     lc_seq *s = &ctx->seqs[id];
     size_t matched = s->n_leased;

@@ -1,6 +1,6 @@
 /* probe.c: does this model fit? Asked of the model's description, then of its graph, then by trying it out. Whatever is
- * assumed elsewhere about the graph is checked here, so that a model or a version of llama.cpp that breaks it shows when a
- * context is opened, not in an answer. */
+ * assumed elsewhere about the graph is checked here, so that a model or a version of llama.cpp that breaks it shows
+ * when a context is opened, not in an answer. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,7 +38,7 @@ static void remember(lc_probe *p, const void *bytes, size_t n)
 static void remember_node(lc_probe *p, const struct ggml_tensor *t)
 {
     if (t->op >= GGML_OP_MAP_CUSTOM1 && t->op <= GGML_OP_CUSTOM) return;
-    int32_t op = t->op;
+    int32_t op = (int32_t)t->op;
     remember(p, &op, sizeof op);
     remember(p, t->op_params, sizeof t->op_params);
     if (t->op != GGML_OP_ROPE || !t->src[2] || t->src[2] == p->factors) return;
@@ -214,8 +214,8 @@ static double kl(const float *p, const float *q, size_t n, bool *same_top)
 }
 
 /* Place cells, wipe them, fill them while the tail computes, and compare the logits with the first run's. In the same
- * order they are the same to the bit, or nearly. In another one attention adds up in another order, in half precision on
- * some backends: on a short and senseless text that alone is a KL of some 0.01. Rows in wrong cells give 1 and more. */
+ * order they are the same to the bit, or nearly. In another one attention adds up in another order, in half precision
+ * on some backends: on a short and senseless text that alone is a KL of some 0.01. Rows in wrong cells give 1. */
 static int try_order(imp_llama *ctx, check *c, double max_kl, const char *what)
 {
     llama_memory_seq_rm(ctx->memory, c->seq, -1, -1);
@@ -243,7 +243,9 @@ static int try_order(imp_llama *ctx, check *c, double max_kl, const char *what)
     if (!logits) return lc_error(IMP_E_UNSUPPORTED, "no logits");
     double d = kl(c->logits, logits, ctx->n_vocab, &same_top);
     lc_say(IMP_LOG_DEBUG, "self-check, %s: KL %.2e", what, d);
-    if (!(d < max_kl) || (max_kl < 0.01 && !same_top)) return lc_error(IMP_E_UNSUPPORTED, "logits over loaded cells differ (%s: KL %.1e)", what, d);
+    if (!(d < max_kl) || (max_kl < 0.01 && !same_top)) {
+        return lc_error(IMP_E_UNSUPPORTED, "logits over loaded cells differ (%s: KL %.1e)", what, d);
+    }
     return 0;
 }
 
@@ -316,7 +318,7 @@ static int try_out(imp_llama *ctx, check *c)
     for (size_t i = 0; i < CHECK_PREFIX; i++) c->order[i] = i;
     rc = try_order(ctx, c, 1e-3, "in order");
     if (rc < 0) return rc;
-    for (size_t i = 0; i < CHECK_PREFIX; i++) c->order[i] = (i * 7 + 5) % CHECK_PREFIX; /* 7 and 24 have no common factor */
+    for (size_t i = 0; i < CHECK_PREFIX; i++) c->order[i] = (i * 7 + 5) % CHECK_PREFIX; /* 7 and 24: coprime */
     return try_order(ctx, c, 0.1, "in another order");
 }
 
@@ -325,14 +327,16 @@ static const char *model_why(const imp_llama *ctx, const struct llama_context_pa
 {
     const struct llama_model *m = ctx->model;
     enum llama_rope_type rope = llama_model_rope_type(m);
+    bool m_rope = rope == LLAMA_ROPE_TYPE_MROPE || rope == LLAMA_ROPE_TYPE_IMROPE || rope == LLAMA_ROPE_TYPE_VISION;
+    bool pools = llama_pooling_type(ctx->lctx) > LLAMA_POOLING_TYPE_NONE;
     if (!ctx->memory) return "it has no KV memory";
     if (llama_model_is_recurrent(m)) return "it is recurrent";
     if (llama_model_is_hybrid(m)) return "it is a hybrid with recurrent layers";
     if (llama_model_is_diffusion(m)) return "it is a diffusion model";
     if (llama_model_has_encoder(m)) return "it has an encoder";
     if (llama_model_n_swa(m) > 0) return "sliding-window attention";
-    if (rope == LLAMA_ROPE_TYPE_MROPE || rope == LLAMA_ROPE_TYPE_IMROPE || rope == LLAMA_ROPE_TYPE_VISION) return "M-RoPE";
-    if (cp->embeddings || llama_pooling_type(ctx->lctx) > LLAMA_POOLING_TYPE_NONE) return "the context gives embeddings";
+    if (m_rope) return "M-RoPE";
+    if (cp->embeddings || pools) return "the context gives embeddings";
     if (cp->attention_type == LLAMA_ATTENTION_TYPE_NON_CAUSAL) return "attention isn't causal";
     if (cp->ctx_type != LLAMA_CONTEXT_TYPE_DEFAULT || cp->ctx_other) return "the context shares another one's memory";
     if (cp->n_samplers > 0) return "samplers run inside the backend";

@@ -1,6 +1,6 @@
-/* save.c: rows of new tokens on their way into the store. A prompt's rows are copied out after its first output was handed
- * over, a slice per decode, so that neither the first token nor those after it wait for long. The answer's follow when
- * the sequence is cut, cleared or flushed. */
+/* save.c: rows of new tokens on their way into the store. A prompt's rows are copied out after its first output was
+ * handed over, a slice per decode, so that neither the first token nor those after it wait for long. The answer's
+ * follow when the sequence is cut, cleared or flushed. */
 #include <string.h>
 
 #include "adapter.h"

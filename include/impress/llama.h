@@ -1,5 +1,5 @@
-/* llama.h: llama.cpp with a prefix cache. The calls mirror those of llama.cpp's own llama.h over *virtual sequences*, so
- * that a program written for it becomes prefix-aware by a few changed names:
+/* llama.h: llama.cpp with a prefix cache. The calls mirror those of llama.cpp's own llama.h over *virtual sequences*,
+ * so that a program written for it becomes prefix-aware by a few changed names:
  *
  *     llama_init_from_model(model, cp)        imp_llama_init(model, cp, &params, &ctx)
  *     llama_decode(ctx, batch)                imp_llama_decode(ctx, batch)
@@ -7,15 +7,15 @@
  *     llama_sampler_sample(smpl, ctx, i)      imp_llama_sampler_sample(smpl, ctx, i)
  *     llama_memory_seq_rm(mem, s, p0, p1)     imp_llama_seq_rm(ctx, s, p0, p1)      ... and so on
  *
- * What happens inside. Tokens of a sequence that the store holds are only noted when they are decoded. At the first token
- * that must really be computed (the store hasn't got it, or its logits are asked for) the noted prefix is loaded: k cells
- * are placed at the positions just below the query without computing anything, and before each layer's attention runs the
- * rows that matter for the query are written into them (compact cells). Keys are stored after RoPE, so a token's rows
+ * What happens inside (docs/llama.md). Tokens of a sequence that the store holds are only noted when they are decoded.
+ * At the first token that must really be computed (the store hasn't got it, or its logits are asked for) the noted
+ * prefix is loaded: k cells are placed at the positions just below the query without computing anything, and before each
+ * layer's attention runs the rows that matter for the query are written into them (compact cells). Keys are stored after RoPE, so a token's rows
  * work in any cell. New tokens' rows are copied out of the cells and stored behind the answer.
  *
  * The hook is found by structure in the graph (SET_ROWS into a cache tensor, then FLASH_ATTN_EXT over views of it), and
- * tried out when a context is opened. Models that don't fit (sliding window, recurrent, hybrid, ALiBi, MLA, M-RoPE, layers
- * that share KV) run as plain llama.cpp: imp_llama_fit() says why, in one line, and nothing is stored.
+ * tried out when a context is opened. Models that don't fit (sliding window, recurrent, hybrid, ALiBi, MLA, M-RoPE,
+ * layers that share KV) run as plain llama.cpp: imp_llama_fit() says why, in one line, and nothing is stored.
  *
  * Threads: one thread at a time per imp_llama.
  */
@@ -66,7 +66,8 @@ int imp_llama_init(struct llama_model *model, struct llama_context_params cp, co
                    imp_llama **out);
 void imp_llama_free(imp_llama *ctx);
 
-/* The context underneath, for calls that don't touch its memory. */
+/* The context underneath, for calls that touch neither its memory nor what is computed (adapters, control vectors,
+ * causal attention): the store wouldn't know of it. */
 struct llama_context *imp_llama_context(imp_llama *ctx);
 
 typedef enum imp_llama_fit {
@@ -83,8 +84,10 @@ int imp_llama_set_request(imp_llama *ctx, llama_seq_id seq, const imp_llama_requ
 
 /* ---- mirrors of llama.h */
 
-/* As llama_decode(): 0, 1 (no slot), 2 (aborted), negative (error; the batch left no trace). A failed read never shows
- * here: the pass is run again with less from the store, or with nothing. Each token must belong to one sequence. */
+/* As llama_decode(): 0, 1 (no slot), 2 (aborted), negative (error); on anything but 0 the batch left no trace. A failed
+ * read never shows here: the pass is run again with less from the store, or with nothing. Each token must belong to one
+ * sequence. Ask for the output of a prompt's last token only: what has an output is always computed, and what comes
+ * after it in the same batch too. */
 int32_t imp_llama_decode(imp_llama *ctx, struct llama_batch batch);
 
 /* Output of the batch's token i (negative: from the end), of the last imp_llama_decode(). NULL if it had no output.
@@ -101,8 +104,8 @@ llama_pos imp_llama_seq_pos_min(imp_llama *ctx, llama_seq_id seq);
 llama_pos imp_llama_seq_pos_max(imp_llama *ctx, llama_seq_id seq);
 void imp_llama_clear(imp_llama *ctx);
 
-/* State of one sequence as llama_state_seq_*(). A noted or partly loaded prefix is loaded whole first; what is set has no
- * known origin and is never stored. */
+/* State of one sequence as llama_state_seq_*(). A noted or partly loaded prefix is loaded whole first; what is set has
+ * no known origin and is never stored. */
 size_t imp_llama_state_seq_get_size(imp_llama *ctx, llama_seq_id seq);
 size_t imp_llama_state_seq_get_data(imp_llama *ctx, uint8_t *dst, size_t size, llama_seq_id seq);
 size_t imp_llama_state_seq_set_data(imp_llama *ctx, const uint8_t *src, size_t size, llama_seq_id seq);

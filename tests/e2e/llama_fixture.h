@@ -25,16 +25,19 @@
 enum { N_PREFIX = 100, N_CTX = 1024, MAX_PROMPT = 900 };
 
 static const char prefix_text[] =
-    "The lighthouse on the northern cape was built in the year 1871 by a company of masons from the mainland. Its tower is "
-    "made of grey granite and stands forty-two metres high. The first keeper was a woman called Marit Halvorsen, who lived "
-    "there for thirty years with two goats, a telescope and a library of some six hundred books. Every evening she climbed "
-    "the two hundred and nine steps, trimmed the wick, wound the clockwork that turned the lens, and wrote the weather into "
-    "a blue ledger. In the winter of 1893 a storm broke the window of the lantern room. She kept the lamp burning with a "
-    "sail tied over the opening, and the supply ship Aurora found the harbour because of it. The ledger is kept in the "
-    "museum of the town today, beside the old lens, which still throws its beam across the ceiling when the sun comes in. "
-    "Visitors may climb the tower from May to September, except on Mondays. ";
-static const char question_a[] = "\n\nQuestion: Who was the first keeper of the lighthouse, and how long did she live there?\nAnswer:";
-static const char question_b[] = "\n\nQuestion: What is the name of the ship that found the harbour in the storm?\nAnswer: The ship";
+    "The lighthouse on the northern cape was built in the year 1871 by a company of masons from the mainland. Its "
+    "tower is made of grey granite and stands forty-two metres high. The first keeper was a woman called Marit "
+    "Halvorsen, who lived there for thirty years with two goats, a telescope and a library of some six hundred books."
+    " Every evening she climbed the two hundred and nine steps, trimmed the wick, wound the clockwork that turned the"
+    " lens, and wrote the weather into a blue ledger. In the winter of 1893 a storm broke the window of the lantern "
+    "room. She kept the lamp burning with a sail tied over the opening, and the supply ship Aurora found the harbour "
+    "because of it. The ledger is kept in the museum of the town today, beside the old lens, which still throws its "
+    "beam across the ceiling when the sun comes in. Visitors may climb the tower from May to September, except on "
+    "Mondays. ";
+static const char question_a[] =
+    "\n\nQuestion: Who was the first keeper of the lighthouse, and how long did she live there?\nAnswer:";
+static const char question_b[] =
+    "\n\nQuestion: What is the name of the ship that found the harbour in the storm?\nAnswer: The ship";
 
 static struct llama_model *model;
 static const char *model_path;
@@ -75,7 +78,8 @@ static inline void need_model(void)
 
 static inline int add_text(llama_token *tokens, int n, const char *text, bool start)
 {
-    int added = llama_tokenize(llama_model_get_vocab(model), text, (int32_t)strlen(text), tokens + n, MAX_PROMPT - n, start, false);
+    int added = llama_tokenize(llama_model_get_vocab(model), text, (int32_t)strlen(text), tokens + n, MAX_PROMPT - n,
+                               start, false);
     assert_true(added > 0);
     return n + added;
 }
