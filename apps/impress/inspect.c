@@ -272,16 +272,17 @@ int cmd_gc(int argc, char **argv)
     int rc;
     if (!parse(&in, &gc_command, argc, argv, 1, &rc) || !open_store(&in, 0, &rc)) return rc;
     imp_gc_report report;
-    if (imp_store_gc(in.store, &report) < 0) {
-        rc = app_fail("%s", imp_last_error());
-    } else if (in.s.json) {
+    int status = imp_store_gc(in.store, &report);
+    bool done = status == 0 || status == IMP_E_FULL; /* full: all was done that can be */
+    if (done && in.s.json) {
         rc = report_print_json(json_pack("{s:I,s:I,s:I}", "removed_files", (json_int_t)report.removed_files, "freed_bytes",
                                          (json_int_t)report.freed_bytes, "evicted_nodes", (json_int_t)report.evicted_nodes));
-    } else {
+    } else if (done) {
         char freed[32];
         printf("%" PRIu64 " files removed, %" PRIu64 " nodes evicted, %s freed\n", report.removed_files, report.evicted_nodes,
                text_bytes(report.freed_bytes, freed));
     }
+    if (status < 0) rc = app_fail("%s", imp_last_error());
     imp_store_close(in.store);
     return rc;
 }

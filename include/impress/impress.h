@@ -14,22 +14,33 @@
  *
  *     imp_prefix_acquire(space, tokens, n, 0, &lease, &info);      // info.n_matched may be 0: compute everything
  *     imp_load_begin(lease, &opts, &load);                         // reads start now, for all layers in order
+ *     n_loaded = imp_load_count(load);                             // tokens each layer gets, of info.n_matched
  *     for each layer l, once the queries of the new tokens are known and before attention runs:
- *         imp_load_select(load, l, &query, &k);                    // decides which tokens of the prefix this layer gets
+ *         imp_load_select(load, l, &query, &positions);            // decides which tokens of the prefix these are
  *         imp_load_gather(load, l, &dst);                          // their rows, in the engine's own memory
  *     imp_load_end(load, &stats);
  *     imp_lease_release(lease);
  *     ... answer ...
- *     imp_commit_begin(space, tokens, n, first_new, 0, &commit);   // behind the answer
+ *     flags = n_loaded < info.n_matched || info.rounded ? IMP_COMMIT_DERIVED : 0;
+ *     imp_commit_begin(space, tokens, n, info.n_matched, flags, &commit); // behind the answer; NULL: nothing to store
  *     for each layer: imp_commit_rows(commit, l, first, count, k, k_stride, v, v_stride);
  *     imp_commit_finish(commit);                                   // packed and written by a thread of the store
  *
  * Errors. Calls return 0 or a negative imp_status. imp_last_error() then holds one line that says what and where, for
  * the calling thread. A cache may not make a request fail: after any failure of acquire, load or commit the engine
- * computes what it wanted to load, and the answer is right.
+ * computes what it wanted to load, and the answer is right. NULL is IMP_E_ARG where nothing else is said; calls without
+ * a status then do nothing, or return 0.
  *
- * Threads. imp_store and imp_space: any thread at any time. imp_lease, imp_load and imp_commit: one thread at a time
- * each. After fork() a child may use none of the parent's handles.
+ * Threads. imp_store and imp_space: any thread at any time. imp_load and imp_commit: one thread at a time each. A lease
+ * may have several loads, each in a thread of its own; trim and release it in one thread at a time, and not during a
+ * begin. After fork() a child may use none of the parent's handles (imp_store_close() does nothing there): it may exec,
+ * _exit, or open the store anew.
+ *
+ * Lifetimes. A store must outlive everything else. A space may be closed before its leases, loads and commits, and a
+ * lease be released before its loads end: it is given up with the last of them.
+ *
+ * Versions. Structs with `struct_bytes` grow at their end, and callers compiled with a shorter or a longer one are
+ * served. When any other struct changes, the library's soname does.
  *
  * Source of the methods: "IMPRESS: An Importance-Informed Multi-Tier Prefix KV Storage System for Large Language Model
  * Inference", FAST '25 (called "the paper" below), and H2O (Zhang et al., NeurIPS 2023) for the importance score.
@@ -61,9 +72,9 @@ typedef enum imp_status {
     IMP_E_CORRUPT = -4,  /* stored bytes don't match their checksum; what is bad was dropped */
     IMP_E_VERSION = -5,  /* the store was written by a newer or unknown format */
     IMP_E_FULL = -6,     /* no room: the size limit, the disk, or an entry larger than the limit */
-    IMP_E_BUSY = -7,     /* too much is waiting to be written, or another process holds what is needed; nothing changed */
+    IMP_E_BUSY = -7,     /* too much waits to be written, or another process holds what is needed; nothing changed */
     IMP_E_NOTFOUND = -8, /* no such node, segment or file */
-    IMP_E_STALE = -9,    /* what was leased is gone (dropped as bad, or removed by hand): acquire again */
+    IMP_E_STALE = -9,    /* the tokens that a commit builds on aren't in the store, or not any more */
     IMP_E_UNSUPPORTED = -10, /* a switch, type or shape that this build or model can't do */
     IMP_E_PERM = -11     /* the directory or a file in it may not be used by this user */
 } imp_status;
@@ -72,18 +83,20 @@ typedef enum imp_status {
 const char *imp_status_name(int status);
 const char *imp_status_text(int status);
 
-/* One line about the last failure in this thread ("" before any). Valid until this thread's next failing call. */
+/* One line about the last call that failed in this thread ("" before any); calls that succeed leave it as it is. Valid
+ * until this thread's next call. */
 const char *imp_last_error(void);
 
 typedef enum imp_log_level { IMP_LOG_ERROR = 0, IMP_LOG_WARN = 1, IMP_LOG_INFO = 2, IMP_LOG_DEBUG = 3 } imp_log_level;
 
 /* Receives log lines (no newline at the end; never any prompt text or token). Called from any thread, possibly at once
- * from several. `fn` NULL restores the default: errors and warnings to stderr. Set it before the first store opens. */
+ * from several, and with the library's locks held: `fn` must not call back. `fn` NULL restores the default: errors and
+ * warnings to stderr. Set it before the first store opens. */
 typedef void (*imp_log_fn)(imp_log_level level, const char *line, void *user);
 void imp_log_set(imp_log_fn fn, void *user, imp_log_level max_level);
 
-/* For code between an engine and this library: set this thread's last error line and return `status`; write a line to the
- * log. */
+/* For code between an engine and this library: set this thread's last error line and return `status`; write a line to
+ * the log. */
 int imp_set_error(int status, const char *line);
 void imp_log_line(imp_log_level level, const char *line);
 
@@ -114,20 +127,21 @@ typedef enum imp_cache {
     IMP_CACHE_SCORE = 3 /* access frequency x important share (the paper, 4.3) */
 } imp_cache;
 
-/* What is read before a layer's queries are known. Only data that doesn't depend on the queries is ever fetched ahead. */
+/* What is read before a layer's queries are known. Only data that doesn't depend on the queries is ever fetched
+ * ahead. */
 typedef enum imp_prefetch {
     IMP_PREFETCH_NONE = 0,  /* nothing: each layer's reads start when it asks */
-    IMP_PREFETCH_LAYERS = 1 /* the next layers' keys, or keys and values where all are loaded, as far as buffers reach */
+    IMP_PREFETCH_LAYERS = 1 /* the next layers' keys, or keys and values where all are loaded, as buffers reach */
 } imp_prefetch;
 
-/* How rows are encoded on disk. Belongs to the store. */
+/* How rows are encoded on disk. Belongs to the store. Where keys or values are Q8_0 already, both are kept raw. */
 typedef enum imp_rest {
     IMP_REST_RAW = 0, /* the engine's own bytes (`f16` for an f16 cache) */
-    IMP_REST_Q8 = 1   /* 8 bits: keys per channel over 64 tokens, values in row blocks of 32; needs f16, bf16 or f32 rows */
+    IMP_REST_Q8 = 1   /* 8 bits: keys per channel over 64 tokens, values in row blocks of 32 */
 } imp_rest;
 
-/* A system is a named set of switches (`docs/systems.md` has the table). `order`, `rest` and `chunk_tokens` take effect
- * when a store is made; the others with each request. */
+/* A system is a named set of switches (`docs/systems.md` has the table). `order`, `rest` and `chunk_tokens` are the
+ * store's (imp_store_opts): loads ignore them and read what is there. The others take effect with each request. */
 typedef struct imp_switches {
     imp_identify identify;
     imp_order order;
@@ -159,14 +173,16 @@ typedef enum imp_io_mode {
 #define IMP_STORE_MUST_EXIST 4u /* IMP_E_NOTFOUND instead of making the directory */
 
 typedef struct imp_store_opts {
-    size_t struct_bytes;         /* set by imp_store_opts_init(): lets this struct grow */
-    uint64_t limit_bytes;        /* upper bound of the directory's size on disk; 0: 10 GiB */
+    size_t struct_bytes;         /* set by imp_store_opts_init() */
+    uint64_t limit_bytes;        /* upper bound of the directory's size on disk, 1 MiB at least; 0: 10 GiB. Where what
+                                    is pinned or leased is more, it stays, and nothing new is stored */
     uint64_t read_bytes_per_s;   /* cap on reads, to behave like a slower disk; 0: none */
     uint64_t host_cache_bytes;   /* host tier; 0: none */
     uint64_t buffer_bytes;       /* read buffers of one load; 0: 32 MiB. Grows where one layer needs more */
     uint64_t backlog_bytes;      /* KV waiting to be written; beyond it commits are refused (IMP_E_BUSY); 0: 1 GiB */
-    uint32_t min_store_tokens;   /* shorter commits are not stored; 0: 64 */
-    uint32_t segment_tokens;     /* longer commits are cut into segments of so many tokens; 0: 2048 */
+    uint32_t min_store_tokens;   /* commits with fewer tokens that aren't stored yet are not stored; 0: 64 */
+    uint32_t segment_tokens;     /* longer commits are cut into even segments of at most so many tokens (whole chunks),
+                                    1048576 at most; 0: 2048 */
     imp_io_mode io_mode;
     unsigned flags;              /* IMP_STORE_... */
     imp_order order;             /* these three for segments written from now on; existing ones stay readable */
@@ -175,12 +191,17 @@ typedef struct imp_store_opts {
     imp_cache cache;             /* policy of the host tier */
 } imp_store_opts;
 
-void imp_store_opts_init(imp_store_opts *opts);
+/* Fill in the defaults for a caller whose imp_store_opts has so many bytes. */
+void imp_store_opts_fill(imp_store_opts *opts, size_t struct_bytes);
+static inline void imp_store_opts_init(imp_store_opts *opts) { imp_store_opts_fill(opts, sizeof *opts); }
 
-/* Open the store in directory `dir`, making it (mode 0700) if need be, and recover it: leftovers of killed processes are
- * removed, a lost or damaged catalogue is rebuilt from the segments. `opts` NULL: all defaults.
- * Returns 0, or with `*out` = NULL: IMP_E_PERM, IMP_E_IO (`dir` is a file, say), IMP_E_VERSION, IMP_E_FULL, IMP_E_NOMEM,
- * IMP_E_ARG; the directory is as it was.
+/* Open the store in directory `dir`, making it (mode 0700, but no parents) if need be, and recover it: leftovers of
+ * killed processes are removed, a lost or damaged catalogue is rebuilt from the segments. `opts` NULL: all defaults.
+ * Returns 0, or with `*out` = NULL: IMP_E_PERM, IMP_E_IO (`dir` is a file, say), IMP_E_VERSION, IMP_E_FULL,
+ * IMP_E_NOMEM, IMP_E_NOTFOUND (IMP_STORE_MUST_EXIST or READONLY), IMP_E_UNSUPPORTED (an order or io_mode that can't be
+ * had), IMP_E_ARG (an option out of range; `dir` holds other files); the directory is as it was.
+ * With IMP_STORE_READONLY commits store nothing (begin returns 0 and NULL), and what changes a store (remove, pin, gc,
+ * repair) is IMP_E_PERM.
  * Owner: the caller, until imp_store_close(). Threads: any. Several processes may have one store open. */
 int imp_store_open(const char *dir, const imp_store_opts *opts, imp_store **out);
 
@@ -189,7 +210,8 @@ int imp_store_open(const char *dir, const imp_store_opts *opts, imp_store **out)
 void imp_store_close(imp_store *store);
 
 /* Wait until everything handed over by imp_commit_finish() so far is on disk or given up. Returns 0, or the status of
- * the last write that failed since the previous flush. */
+ * the last write that failed since the previous flush, by whichever thread: it is told once for the store, and a
+ * commit's own fate is what an acquire finds. */
 int imp_store_flush(imp_store *store);
 
 typedef struct imp_hash128 {
@@ -234,7 +256,8 @@ typedef struct imp_layer_shape {
     uint32_t n_kv_heads, head_dim_k, head_dim_v;
 } imp_layer_shape;
 
-/* A named part of what must be equal before KV may be shared, as bytes. */
+/* A named part of what must be equal before KV may be shared, as bytes. Fields count in the order given; a name may
+ * come twice. */
 typedef struct imp_field {
     const char *name;
     const void *bytes;
@@ -263,11 +286,16 @@ void imp_space_close(imp_space *space);
 /* Bytes of one token's rows over all layers, as the engine keeps them. */
 size_t imp_space_token_bytes(const imp_space *space);
 
+/* The space's id as imp_store_list() shows it, 32 hex digits. */
+void imp_space_id(const imp_space *space, char out[33]);
+
 /* ------------------------------------------------------------------------------------------------------ lease ---- */
 
 typedef struct imp_lease imp_lease;
 
-#define IMP_ACQUIRE_DERIVED 1u /* KV computed over a partial or rounded load will do as well */
+/* KV computed over a partial or rounded load will do as well. Without it what is matched was computed over exact KV; it
+ * may still be kept rounded: see info.rounded. */
+#define IMP_ACQUIRE_DERIVED 1u
 
 typedef struct imp_prefix_info {
     size_t n_matched;      /* tokens from the start of the prompt whose KV is stored; 0: nothing */
@@ -275,10 +303,11 @@ typedef struct imp_prefix_info {
     int rounded;           /* 1: some of it is kept at less than the engine's precision (IMP_REST_Q8) */
     uint64_t bytes_full;   /* bytes on disk of all their keys and values */
     uint64_t match_ns;     /* time the match took */
+    uint64_t node;         /* the last node matched, perhaps in part; 0: none. Pinning it keeps the whole way to it */
 } imp_prefix_info;
 
-/* Pin the longest stored prefix of `tokens` and describe it in `*info`. At most n_tokens - 1 tokens are matched, so that
- * at least one is computed. Matching is by token, not by chunk.
+/* Pin the longest stored prefix of `tokens` and describe it in `*info`. At most n_tokens - 1 tokens are matched, so
+ * that at least one is computed. Matching is by token, not by chunk.
  * Returns 0 (a match of length zero is a normal answer, with `*out` = NULL) or a negative code, with `*info` zeroed and
  * nothing pinned. Owner: the caller, until imp_lease_release(). */
 int imp_prefix_acquire(imp_space *space, const int32_t *tokens, size_t n_tokens, unsigned flags, imp_lease **out,
@@ -287,7 +316,7 @@ int imp_prefix_acquire(imp_space *space, const int32_t *tokens, size_t n_tokens,
 /* Give up the tail of a lease: afterwards it covers `n_tokens` (1..n_matched). No load may be open on it. */
 int imp_lease_trim(imp_lease *lease, size_t n_tokens);
 
-/* Release. NULL is allowed. No load may be open on it. */
+/* Release. NULL is allowed. */
 void imp_lease_release(imp_lease *lease);
 
 /* ------------------------------------------------------------------------------------------------------- load ---- */
@@ -299,15 +328,18 @@ typedef struct imp_load_opts {
     double retention;     /* share of the prefix's tokens that each layer gets: (0, 1] */
     imp_switches switches;
     uint32_t n_keep_first; /* always chosen: so many tokens from the start ("attention sinks"); default 0, as H2O */
-    uint32_t n_keep_last;  /* and so many at the end of the prefix; default 0 */
+    uint32_t n_keep_last;  /* and so many at the end of the prefix; default 0. Of the k tokens those from the start come
+                              first, then these, then the best of the rest */
     uint32_t max_query_rows; /* of the query rows given to select, at most the last so many score; 0: 32 */
 } imp_load_opts;
 
-void imp_load_opts_init(imp_load_opts *opts);
+/* Fill in the defaults (everything, in order of layers) for a caller whose imp_load_opts has so many bytes. */
+void imp_load_opts_fill(imp_load_opts *opts, size_t struct_bytes);
+static inline void imp_load_opts_init(imp_load_opts *opts) { imp_load_opts_fill(opts, sizeof *opts); }
 
 /* Start loading the leased prefix: reads that don't depend on queries are issued at once, in layer order.
- * Layers must then be asked for in rising order, each once in a pass.
- * Owner: the caller, until imp_load_end(). The lease must outlive it. */
+ * Layers must then be asked for in rising order, each at most once in a pass; one may be left out.
+ * `opts` NULL: the defaults, with the store's cache policy. Owner: the caller, until imp_load_end(). */
 int imp_load_begin(imp_lease *lease, const imp_load_opts *opts, imp_load **out);
 
 /* Tokens each layer gets: k = ceil(retention x n_matched); all n_matched with IMP_IDENTIFY_NONE. */
@@ -315,20 +347,22 @@ size_t imp_load_count(const imp_load *load);
 
 /* The new tokens' queries in one layer, after RoPE and whatever else the engine does before the dot product. */
 typedef struct imp_query {
-    const float *q;         /* element (row r, head h, dim d) at q[r * row_stride + h * head_stride + d] */
-    size_t row_stride, head_stride; /* in floats */
+    const float *q;         /* element (row r, head h, dim d) at q[r * row_stride + h * head_stride + d]; with values
+                               that aren't finite the choice is arbitrary, of k positions still */
+    size_t row_stride, head_stride; /* in floats; may be 0 */
     size_t n_rows;          /* new tokens, oldest first */
     uint32_t n_heads;       /* a multiple of the layer's n_kv_heads; head h uses KV head h / (n_heads / n_kv_heads) */
-    float scale;            /* of the dot product, before the softmax */
-    float softcap;          /* 0: none, else scores become softcap * tanh(score / softcap) */
+    float scale;            /* of the dot product, before the softmax; > 0 */
+    float softcap;          /* 0: none, else scores become softcap * tanh(score / softcap); >= 0 */
 } imp_query;
 
 /* Choose the k tokens of the prefix that layer `layer` gets, waiting for the bytes that takes (identify), and start
  * reading what is missing of them. With IMP_IDENTIFY_NONE `query` may be NULL.
- * `*positions` (may be NULL) becomes the chosen tokens' positions in the prompt, rising, [imp_load_count()]; valid until
- * the next call on this load.
- * On IMP_E_CORRUPT, IMP_E_IO or IMP_E_STALE the load is dead: end it, release the lease, acquire again (the bad part is
- * gone from the store by then) and start the pass over. */
+ * `*positions` (may be NULL) becomes the chosen tokens' positions in the prompt, rising, [imp_load_count()]; valid
+ * until the next call on this load.
+ * On IMP_E_CORRUPT or IMP_E_IO the load is dead: end it, release the lease, acquire again and start the pass over. The
+ * bad part isn't matched by then: what is corrupt was dropped, and what can't be read is left out in this process for
+ * some minutes, or until a verify. After other failures the layer may be asked for again. */
 int imp_load_select(imp_load *load, uint32_t layer, const imp_query *query, const uint32_t **positions);
 
 /* Where a layer's chosen rows go. Row i of the selection is written to k + cell(i) * k_stride, and likewise v. */
@@ -339,11 +373,12 @@ typedef struct imp_dst {
 } imp_dst;
 
 /* Wait for the selected rows of `layer`, check them against their checksums, and write them, in the space's types, to
- * `dst`. Errors as imp_load_select(); `dst` may then hold some of the rows. */
+ * `dst`. Only for the layer selected last, and once; it may be left out. Strides below a row's size are IMP_E_ARG.
+ * Errors as imp_load_select(); `dst` may then hold some of the rows. */
 int imp_load_gather(imp_load *load, uint32_t layer, const imp_dst *dst);
 
-/* Start the next pass over the layers with the same lease and options: for an engine that computes a long query in
- * several batches, each with its own selection. */
+/* Start the next pass over the layers with the same lease and options, at any point of the present one: for an engine
+ * that computes a long query in several batches, each with its own selection. */
 int imp_load_rewind(imp_load *load);
 
 typedef struct imp_load_stats {
@@ -360,29 +395,41 @@ typedef struct imp_load_stats {
 /* The figures so far; those of the last pass and all before. */
 void imp_load_get_stats(const imp_load *load, imp_load_stats *out);
 
-/* End the load: pending reads are cancelled or awaited, buffers go back. `stats` may be NULL, `load` too. */
+/* End the load: pending reads are cancelled, those at the device awaited, buffers go back. `stats` may be NULL, `load`
+ * too. */
 void imp_load_end(imp_load *load, imp_load_stats *stats);
 
 /* ----------------------------------------------------------------------------------------------------- commit ---- */
 
 typedef struct imp_commit imp_commit;
 
-#define IMP_COMMIT_DERIVED 1u /* the rows were computed over a partial or rounded load */
+/* The rows were computed over a partial or rounded load. Implied where tokens before `first_new` are kept rounded. */
+#define IMP_COMMIT_DERIVED 1u
 
-/* Prepare to store the KV of tokens [first_new, n_tokens) of a prompt, whose tokens [0, first_new) are stored already.
- * Takes the memory for the rows now (n_new x imp_space_token_bytes()).
- * Returns 0 and a handle, or with `*out` = NULL: 0 when there is nothing to store (all stored already, or fewer than
- * min_store_tokens), IMP_E_BUSY, IMP_E_FULL, IMP_E_NOMEM, IMP_E_ARG. */
+/* Prepare to store the KV of tokens [first_new, n_tokens) of a prompt, whose tokens [0, first_new) are stored already
+ * or handed over by finish before. Tokens from first_new on may be stored too: their rows are taken from the caller and
+ * skipped, so first_new 0 always works. Takes the memory for the rows now (n_new x imp_space_token_bytes()).
+ * Returns 0 and a handle, or with `*out` = NULL:
+ *   0            nothing to store: all is stored, or less than min_store_tokens is new. Short turns add up where
+ *                first_new stays what acquire matched. What is stored rounded, or exact, isn't replaced by a better or
+ *                derived copy; derived is, by exact
+ *   IMP_E_STALE  the tokens before first_new aren't stored (nor, without DERIVED, stored as exact): refused, evicted or
+ *                removed before, or their commit isn't finished. Begin again with a smaller first_new
+ *   IMP_E_BUSY   too much waits to be written
+ *   IMP_E_FULL, IMP_E_NOMEM, IMP_E_ARG */
 int imp_commit_begin(imp_space *space, const int32_t *tokens, size_t n_tokens, size_t first_new, unsigned flags,
                      imp_commit **out);
 
 /* Copy `count` tokens' rows of one layer, from token `first` of the prompt on (first_new <= first, first + count <=
- * n_tokens). Row i is at k + i * k_stride and v + i * v_stride, bytes. Any order; every row must come before finish. */
+ * n_tokens). Row i is at k + i * k_stride and v + i * v_stride, bytes; strides below a row's size are IMP_E_ARG. Any
+ * order, rows that come again replace those before; every row must come before finish. */
 int imp_commit_rows(imp_commit *commit, uint32_t layer, size_t first, size_t count, const void *k, size_t k_stride,
                     const void *v, size_t v_stride);
 
 /* Hand the rows to the store's writer thread, and free the handle, whatever is returned. Nothing is on disk yet when
- * this returns; the entry becomes visible as a whole once it is, or never. Returns IMP_E_ARG if rows are missing. */
+ * this returns. The entry becomes visible segment by segment, from the front, each as a whole once it is on disk; where
+ * the store gives up (no room, a failed write, the tokens before it gone) the front stays. imp_store_flush() and the
+ * log tell. Returns IMP_E_ARG if rows are missing. */
 int imp_commit_finish(imp_commit *commit);
 
 /* Throw the rows away. NULL is allowed. */
@@ -392,7 +439,8 @@ void imp_commit_cancel(imp_commit *commit);
 
 /* A node of the tree: a run of tokens below its parent. */
 typedef struct imp_node_info {
-    uint64_t id, parent;      /* parent 0: the root of its space */
+    uint64_t id, parent;      /* parent 0: the root of its space. Ids are new after a rebuild; of a node that is split
+                                 the front keeps its id */
     uint64_t segment;         /* the file: segments/<16 hex digits>.seg */
     char space[33];           /* 32 hex digits */
     const char *model_name;   /* valid during the callback */
@@ -404,7 +452,8 @@ typedef struct imp_node_info {
     int64_t created_s, used_s; /* seconds since 1970 */
 } imp_node_info;
 
-/* Call `fn` for every node, parents before children; a non-zero return ends the walk and is returned. */
+/* Call `fn` for every node, parents before children; a non-zero return ends the walk and is returned. `fn` gets a copy
+ * made at the start, and may call anything. */
 int imp_store_list(imp_store *store, int (*fn)(const imp_node_info *node, void *user), void *user);
 
 /* Something that `verify` found. */
@@ -415,25 +464,30 @@ typedef struct imp_finding {
 } imp_finding;
 
 /* Read every byte the store vouches for, padding too, and check it. `fn` is called for each thing that is bad, and
- * `progress` (may be NULL) now and then with bytes done and in all. With `repair` exactly what is bad is dropped.
- * Returns the number of findings (0: clean) or a negative code. */
+ * `progress` now and then with bytes done and in all; both may be NULL, and must not use the store. With `repair`
+ * exactly what is bad is dropped. Returns the number of findings (0: clean) or a negative code. */
 int64_t imp_store_verify(imp_store *store, int repair, void (*fn)(const imp_finding *finding, void *user),
                          void (*progress)(uint64_t done_bytes, uint64_t all_bytes, void *user), void *user);
 
-/* Throw the catalogue away and make it again from the segments. IMP_E_BUSY while another process has the store open. */
+/* Throw the catalogue away and make it again from the segments. IMP_E_BUSY while any process, this one too, has the
+ * store open. Pins stay where the old catalogue can be read. */
 int imp_store_rebuild(const char *dir);
 
-/* Remove a node and everything below it, or everything (`node` 0). IMP_E_NOTFOUND. */
+/* Remove a node and everything below it, or everything (`node` 0), pinned or not. Leases on it stay good.
+ * IMP_E_NOTFOUND. */
 int imp_store_remove(imp_store *store, uint64_t node);
 
-/* Keep a node and its parents from eviction (`pinned` 1), or no longer (0). */
+/* Keep a node and its parents from eviction (`pinned` 1), or no longer (0). IMP_E_NOTFOUND. */
 int imp_store_pin(imp_store *store, uint64_t node, int pinned);
 
 typedef struct imp_gc_report {
-    uint64_t removed_files, freed_bytes, evicted_nodes;
+    uint64_t removed_files; /* that nothing referred to; those of evicted nodes don't count */
+    uint64_t freed_bytes;   /* by all of it */
+    uint64_t evicted_nodes;
 } imp_gc_report;
 
-/* Remove what nothing refers to, enforce the size limit now, and compact the catalogue. */
+/* Remove what nothing refers to, enforce the size limit now, and compact the catalogue. `report` may be NULL.
+ * IMP_E_FULL, with the report, when that is done and what is pinned or in use is still more than the limit. */
 int imp_store_gc(imp_store *store, imp_gc_report *report);
 
 #ifdef __cplusplus

@@ -45,4 +45,4 @@ void imp_log(imp_log_level level, const char *fmt, ...)
     }
 }
 
-void imp_log_line(imp_log_level level, const char *line) { imp_log(level, "%s", line); }
+void imp_log_line(imp_log_level level, const char *line) { imp_log(level, "%s", line ? line : ""); }

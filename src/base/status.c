@@ -9,9 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { LINE_BYTES = 1024 };
-
-static _Thread_local char last_error[LINE_BYTES];
+static _Thread_local char last_error[IMP_LINE_BYTES];
 
 static const struct {
     int status;
@@ -26,7 +24,7 @@ static const struct {
     {IMP_E_FULL, "IMP_E_FULL", "no room"},
     {IMP_E_BUSY, "IMP_E_BUSY", "busy; nothing changed"},
     {IMP_E_NOTFOUND, "IMP_E_NOTFOUND", "not found"},
-    {IMP_E_STALE, "IMP_E_STALE", "what was leased is gone"},
+    {IMP_E_STALE, "IMP_E_STALE", "what this builds on is not in the store"},
     {IMP_E_UNSUPPORTED, "IMP_E_UNSUPPORTED", "not supported by this build or model"},
     {IMP_E_PERM, "IMP_E_PERM", "not permitted"},
 };
@@ -51,7 +49,7 @@ const char *imp_last_error(void) { return last_error; }
 
 int imp_fail(int status, const char *fmt, ...)
 {
-    char line[LINE_BYTES]; /* not last_error itself: it may be among the arguments */
+    char line[IMP_LINE_BYTES]; /* not last_error itself: it may be among the arguments */
     va_list args;
     va_start(args, fmt);
     int n = vsnprintf(line, sizeof line, fmt, args);
@@ -61,7 +59,15 @@ int imp_fail(int status, const char *fmt, ...)
     return status;
 }
 
-int imp_set_error(int status, const char *line) { return imp_fail(status, "%s", line); }
+int imp_set_error(int status, const char *line) { return imp_fail(status, "%s", line ? line : ""); }
+
+void imp_error_keep(imp_kept_line *out) { memcpy(out->text, last_error, strlen(last_error) + 1); }
+
+int imp_error_back(const imp_kept_line *kept, int status)
+{
+    if (status >= 0) memcpy(last_error, kept->text, strlen(kept->text) + 1);
+    return status;
+}
 
 static int status_of_errno(int err)
 {
@@ -79,7 +85,7 @@ static int status_of_errno(int err)
 
 int imp_fail_errno(int err, const char *fmt, ...)
 {
-    char line[LINE_BYTES / 2], text[128];
+    char line[IMP_LINE_BYTES / 2], text[128];
     va_list args;
     va_start(args, fmt);
     int n = vsnprintf(line, sizeof line, fmt, args);

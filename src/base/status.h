@@ -5,6 +5,8 @@
 
 #include "impress/impress.h"
 
+enum { IMP_LINE_BYTES = 1024 };
+
 /* Set this thread's last error line (printf style) and return `status`. */
 int imp_fail(int status, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
@@ -12,5 +14,13 @@ int imp_fail(int status, const char *fmt, ...) __attribute__((format(printf, 2, 
  * EACCES, EPERM, EROFS -> IMP_E_PERM; ENOSPC, EDQUOT -> IMP_E_FULL; ENOMEM -> IMP_E_NOMEM; ENOENT -> IMP_E_NOTFOUND;
  * else IMP_E_IO. */
 int imp_fail_errno(int err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* A public call that succeeds leaves the last error line as it was, whatever failed inside and was dealt with: keep the
+ * line at its start, and put it back if `status` is no failure. Returns `status`. */
+typedef struct imp_kept_line {
+    char text[IMP_LINE_BYTES];
+} imp_kept_line;
+void imp_error_keep(imp_kept_line *out);
+int imp_error_back(const imp_kept_line *kept, int status);
 
 #endif

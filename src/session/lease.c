@@ -35,6 +35,7 @@ static void describe(const imp_lease *lease, imp_prefix_info *info)
         if (exact) info->n_exact += n;
         if (imp_seg_layout_meta(s->seg->layout)->rest != IMP_REST_RAW) info->rounded = 1;
         info->bytes_full += n * row_bytes(s->seg->layout);
+        info->node = s->node;
         done += n;
     }
     info->n_matched = done;
@@ -48,15 +49,19 @@ int imp_prefix_acquire(imp_space *space, const int32_t *tokens, size_t n_tokens,
     if (!space || !out || !info || (!tokens && n_tokens) || (flags & ~IMP_ACQUIRE_DERIVED))
         return imp_fail(IMP_E_ARG, "imp_prefix_acquire: an argument is missing, or an unknown flag");
 
-    uint64_t start = imp_now_ns();
+    uint64_t start = imp_now_ns(), header_bytes = 0;
+    imp_kept_line kept;
+    imp_error_keep(&kept);
     imp_lease *lease = imp_calloc(1, sizeof *lease);
     if (!lease) return imp_fail(IMP_E_NOMEM, "no memory for a lease");
     lease->store = space->store;
+    atomic_init(&lease->n_users, 1);
 
     int rc = 0;
     if (n_tokens > 1)
         rc = imp_store_match(space->store, space->id, tokens, n_tokens - 1, !(flags & IMP_ACQUIRE_DERIVED),
-                             &lease->path, &lease->header_bytes);
+                             &lease->path, &header_bytes);
+    atomic_init(&lease->header_bytes, header_bytes);
     if (rc < 0) {
         imp_free(lease);
         return rc;
@@ -78,21 +83,28 @@ int imp_prefix_acquire(imp_space *space, const int32_t *tokens, size_t n_tokens,
         lease = NULL;
     }
     *out = lease;
-    return 0;
+    return imp_error_back(&kept, 0);
 }
 
 int imp_lease_trim(imp_lease *lease, size_t n_tokens)
 {
-    if (!lease || lease->n_loads || n_tokens == 0 || n_tokens > lease->n_tokens)
+    if (!lease) return imp_fail(IMP_E_ARG, "imp_lease_trim: no lease");
+    unsigned n_loads = atomic_load(&lease->n_users) - 1;
+    if (n_loads || n_tokens == 0 || n_tokens > lease->n_tokens)
         return imp_fail(IMP_E_ARG, "imp_lease_trim: to %zu tokens, of %zu, with %u loads open", n_tokens,
-                        lease ? lease->n_tokens : 0, lease ? lease->n_loads : 0);
+                        lease->n_tokens, n_loads);
     lease->n_tokens = n_tokens;
     return 0;
 }
 
-void imp_lease_release(imp_lease *lease)
+void imp_lease_drop(imp_lease *lease)
 {
-    if (!lease) return;
+    if (atomic_fetch_sub(&lease->n_users, 1) > 1) return;
     imp_store_unpin(lease->store, &lease->path);
     imp_free(lease);
+}
+
+void imp_lease_release(imp_lease *lease)
+{
+    if (lease) imp_lease_drop(lease);
 }

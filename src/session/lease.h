@@ -2,6 +2,7 @@
 #ifndef IMP_SESSION_LEASE_H
 #define IMP_SESSION_LEASE_H
 
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -12,8 +13,11 @@ struct imp_lease {
     imp_store *store;
     imp_path path;         /* as the store pinned it; unpinned the same way */
     size_t n_tokens;       /* of the path: what the lease covers */
-    uint64_t header_bytes; /* read by the match; the first load takes them into its figures */
-    unsigned n_loads;      /* open on it */
+    atomic_uint_least64_t header_bytes; /* read by the match; the first load takes them into its figures */
+    atomic_uint n_users;   /* loads that are open on it, and whoever acquired it */
 };
+
+/* One user less; with the last one the lease ends. */
+void imp_lease_drop(imp_lease *lease);
 
 #endif

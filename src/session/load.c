@@ -21,12 +21,14 @@
  */
 #include <math.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "base/clock.h"
+#include "base/opts.h"
 #include "base/status.h"
 #include "format/rows.h"
 #include "session/channel.h"
@@ -120,7 +122,7 @@ static unsigned char *submit_runs(imp_load *load, slot *s, uint32_t first_run, u
     return to;
 }
 
-static int await_run(imp_load *load, slot *s, uint32_t at)
+static int await_run(imp_load *load, slot *s, const imp_seg *seg, uint32_t at)
 {
     read *r = &s->reads[at];
     if (!r->op.done || r->op.status < 0) {
@@ -139,7 +141,7 @@ static int await_run(imp_load *load, slot *s, uint32_t at)
 
     char line[512];
     snprintf(line, sizeof line, "%s", imp_last_error()); /* src/io says which file, where and why */
-    imp_store_count_io_error(load->store, line);
+    imp_store_set_aside(load->store, seg, line);
     return load->dead = imp_fail(IMP_E_IO, "%s", line);
 }
 
@@ -154,11 +156,11 @@ static int check_piece(imp_load *load, slot *s, uint32_t layer, const imp_plan_s
     static const char *const names[] = {"keys", "values", "scales"};
     imp_piece *p = &s->pieces[span->first_piece + at];
     if (p->checked) return 0;
-    int rc = await_run(load, s, p->run);
+    const imp_seg *seg = span->seg;
+    int rc = await_run(load, s, seg, p->run);
     if (rc < 0) return rc;
 
     uint64_t start = imp_now_ns();
-    const imp_seg *seg = span->seg;
     p->checked = imp_seg_checksum(seg->layout, p->place.index, p->bytes, p->place.n_bytes) == seg->sums[p->place.index];
     load->stats.gather_ns += imp_now_ns() - start;
     if (p->checked) return 0;
@@ -283,10 +285,20 @@ static void end_pass(imp_load *load)
 
 /* ------------------------------------------------------------------------------------------------ begin, end ---- */
 
-void imp_load_opts_init(imp_load_opts *opts)
+/* As it was first released; what is added comes behind. */
+static const size_t least_opts_bytes = offsetof(imp_load_opts, max_query_rows) + sizeof(uint32_t);
+
+static imp_load_opts default_opts(void)
 {
-    *opts = (imp_load_opts){.struct_bytes = sizeof *opts, .retention = 1.0};
-    imp_system_preset("as", &opts->switches);
+    imp_load_opts o = {.struct_bytes = sizeof o, .retention = 1.0};
+    imp_system_preset("as", &o.switches);
+    return o;
+}
+
+void imp_load_opts_fill(imp_load_opts *opts, size_t struct_bytes)
+{
+    const imp_load_opts defaults = default_opts();
+    imp_opts_give(opts, struct_bytes, &defaults, sizeof defaults);
 }
 
 static int check_opts(imp_load_opts *o)
@@ -304,12 +316,6 @@ static int check_opts(imp_load_opts *o)
         return imp_fail(IMP_E_UNSUPPORTED, "identification %d is not in this version; none and all keys are",
                         (int)s->identify);
     default: return imp_fail(IMP_E_ARG, "unknown identification %d", (int)s->identify);
-    }
-    switch (s->order) {
-    case IMP_ORDER_TOKEN: break;
-    case IMP_ORDER_IMPORTANCE:
-    case IMP_ORDER_CORE: return imp_fail(IMP_E_UNSUPPORTED, "order %d is not in this version; token order is", (int)s->order);
-    default: return imp_fail(IMP_E_ARG, "unknown order %d", (int)s->order);
     }
     if (s->prefetch != IMP_PREFETCH_NONE && s->prefetch != IMP_PREFETCH_LAYERS)
         return imp_fail(IMP_E_ARG, "unknown prefetch %d", (int)s->prefetch);
@@ -424,14 +430,12 @@ int imp_load_begin(imp_lease *lease, const imp_load_opts *opts, imp_load **out)
 {
     if (out) *out = NULL;
     if (!lease || !out) return imp_fail(IMP_E_ARG, "imp_load_begin: lease or result missing");
-    imp_load_opts o;
-    imp_load_opts_init(&o);
+    imp_kept_line kept;
+    imp_error_keep(&kept);
+    imp_load_opts o = default_opts();
     o.switches.cache = imp_store_options(lease->store)->cache;
-    if (opts) {
-        if (opts->struct_bytes < sizeof o) return imp_fail(IMP_E_ARG, "imp_load_begin: options weren't initialised");
-        o = *opts;
-    }
-    int rc = check_opts(&o);
+    int rc = opts ? imp_opts_take(&o, sizeof o, least_opts_bytes, opts, "imp_load_opts") : 0;
+    if (rc == 0) rc = check_opts(&o);
     if (rc < 0) return rc;
 
     imp_load *load = imp_calloc(1, sizeof *load);
@@ -464,48 +468,54 @@ int imp_load_begin(imp_lease *lease, const imp_load_opts *opts, imp_load **out)
     rc = imp_channel_take(load->session, arena_bytes, &load->channel);
     if (rc < 0) goto fail;
 
-    lease->n_loads++;
-    load->stats.bytes_read = lease->header_bytes;
-    lease->header_bytes = 0;
+    atomic_fetch_add(&lease->n_users, 1);
+    load->stats.bytes_read = atomic_exchange(&lease->header_bytes, 0);
     stream_ahead(load);
     *out = load;
-    return 0;
+    return imp_error_back(&kept, 0);
 fail:
     load_free(load);
     return rc;
 }
 
-size_t imp_load_count(const imp_load *load) { return load->k; }
+size_t imp_load_count(const imp_load *load) { return load ? load->k : 0; }
 
 int imp_load_rewind(imp_load *load)
 {
     if (!load) return imp_fail(IMP_E_ARG, "imp_load_rewind: no load");
     if (load->dead) return imp_fail(load->dead, "the load failed before");
+    imp_kept_line kept;
+    imp_error_keep(&kept);
     end_pass(load);
     stream_ahead(load);
-    return 0;
+    return imp_error_back(&kept, 0);
 }
 
 void imp_load_get_stats(const imp_load *load, imp_load_stats *out)
 {
-    *out = load->stats;
-    out->mass = load->n_selects ? load->mass_sum / (double)load->n_selects : 1;
+    if (!out) return;
+    *out = load ? load->stats : (imp_load_stats){0};
+    out->mass = load && load->n_selects ? load->mass_sum / (double)load->n_selects : 1;
 }
 
 void imp_load_end(imp_load *load, imp_load_stats *stats)
 {
     if (!load) {
-        if (stats) *stats = (imp_load_stats){.mass = 1};
+        imp_load_get_stats(NULL, stats);
         return;
     }
+    imp_kept_line kept;
+    imp_error_keep(&kept);
     end_pass(load);
-    if (stats) imp_load_get_stats(load, stats);
+    (void)imp_error_back(&kept, 0);
+    imp_load_get_stats(load, stats);
     if (load->host) {
         imp_store_count_host_hits(load->store, load->stats.host_hit_bytes);
         imp_store_set_host_bytes(load->store, imp_host_used_bytes(load->host));
     }
-    load->lease->n_loads--;
+    imp_lease *lease = load->lease;
     load_free(load);
+    imp_lease_drop(lease); /* the plan refers to its segments until here */
 }
 
 /* ----------------------------------------------------------------------------------------------------- select ---- */
@@ -603,6 +613,19 @@ static int identify(imp_load *load, uint32_t layer, const imp_query *query)
     return 0;
 }
 
+static int check_query(const imp_query *q, uint32_t layer, const imp_layer_shape *shape)
+{
+    if (!q || !q->q || !q->n_rows)
+        return imp_fail(IMP_E_ARG, "imp_load_select: layer %u needs queries to choose by, and there are none", layer);
+    if (!q->n_heads || q->n_heads % shape->n_kv_heads)
+        return imp_fail(IMP_E_ARG, "imp_load_select: layer %u needs queries of a multiple of %u heads, not %u", layer,
+                        shape->n_kv_heads, q->n_heads);
+    if (!(q->scale > 0) || !isfinite(q->scale) || !(q->softcap >= 0) || !isfinite(q->softcap))
+        return imp_fail(IMP_E_ARG, "imp_load_select: scale %g and soft cap %g, must be finite, above 0 and not below 0",
+                        (double)q->scale, (double)q->softcap);
+    return 0;
+}
+
 int imp_load_select(imp_load *load, uint32_t layer, const imp_query *query, const uint32_t **positions)
 {
     if (!load) return imp_fail(IMP_E_ARG, "imp_load_select: no load");
@@ -611,20 +634,19 @@ int imp_load_select(imp_load *load, uint32_t layer, const imp_query *query, cons
         return imp_fail(IMP_E_ARG, "imp_load_select: layer %u; there are %u, and those below %u had their turn", layer,
                         load->n_layers, load->next_select);
     bool none = load->opts.switches.identify == IMP_IDENTIFY_NONE;
-    if (!none) {
-        uint32_t heads = load->layers[layer].n_kv_heads;
-        if (!query || !query->q || !query->n_rows || !query->n_heads || query->n_heads % heads)
-            return imp_fail(IMP_E_ARG, "imp_load_select: layer %u needs queries of a multiple of %u heads", layer, heads);
-    }
+    int rc = none ? 0 : check_query(query, layer, &load->layers[layer]);
+    if (rc < 0) return rc;
+    imp_kept_line kept;
+    imp_error_keep(&kept);
     load->has_selected = false;
     enter_layer(load, layer);
-    int rc = none ? 0 : identify(load, layer, query);
+    if (!none) rc = identify(load, layer, query);
     if (rc < 0) return rc;
     load->has_selected = true;
     load->selected = layer;
     load->next_select = layer + 1;
     if (positions) *positions = load->chosen;
-    return 0;
+    return imp_error_back(&kept, 0);
 }
 
 /* ----------------------------------------------------------------------------------------------------- gather ---- */
@@ -744,6 +766,8 @@ int imp_load_gather(imp_load *load, uint32_t layer, const imp_dst *dst)
         return imp_fail(IMP_E_ARG, "imp_load_gather: layer %u needs memory for rows of %zu and %zu bytes", layer, k_row,
                         v_row);
 
+    imp_kept_line kept;
+    imp_error_keep(&kept);
     target k = {dst->k, dst->k_stride, dst->cells, k_row, (size_t)shape->n_kv_heads * shape->head_dim_k};
     target v = {dst->v, dst->v_stride, dst->cells, v_row, (size_t)shape->n_kv_heads * shape->head_dim_v};
     slot *s = slot_of(load, layer);
@@ -760,5 +784,5 @@ int imp_load_gather(imp_load *load, uint32_t layer, const imp_dst *dst)
     load->has_selected = false;
     release_oldest(load);
     stream_ahead(load);
-    return 0;
+    return imp_error_back(&kept, 0);
 }

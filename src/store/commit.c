@@ -62,7 +62,7 @@ static int admit(imp_space *sp, const int32_t *tokens, size_t n_tokens, size_t f
     }
     /* What waits in the queue may hold the tokens before. */
     if (known < first_new && !s->first_job) {
-        rc = imp_fail(IMP_E_BUSY, "%s: the tokens before %zu aren't stored", s->dir, first_new);
+        rc = imp_fail(IMP_E_STALE, "%s: of the %zu tokens before an entry %zu are stored", s->dir, first_new, known);
         goto out;
     }
     size_t from = known > first_new ? known : first_new, n_new = n_tokens - from;
@@ -87,7 +87,8 @@ out:
     return rc;
 }
 
-static int fill_job(imp_job *job, const imp_space *sp, const int32_t *tokens, size_t n_tokens, size_t start)
+static int fill_job(imp_job *job, const imp_space *sp, const int32_t *tokens, size_t n_tokens, size_t first_new,
+                    size_t start)
 {
     size_t n_new = n_tokens - start, at = 0;
     job->space = sp->id;
@@ -97,6 +98,7 @@ static int fill_job(imp_job *job, const imp_space *sp, const int32_t *tokens, si
     job->n_layers = sp->n_layers;
     job->n_tokens = n_tokens;
     job->start = start;
+    job->first_new = first_new;
     job->layers = imp_malloc(sp->n_layers * sizeof *job->layers);
     job->tokens = imp_malloc(n_tokens * sizeof *job->tokens);
     job->row_at = imp_malloc(2 * (size_t)sp->n_layers * sizeof *job->row_at);
@@ -125,17 +127,20 @@ size_t imp_job_row_bytes(const imp_job *job, uint32_t layer, imp_region region)
 int imp_commit_begin(imp_space *space, const int32_t *tokens, size_t n_tokens, size_t first_new, unsigned flags,
                      imp_commit **out)
 {
-    imp_store *s = space->store;
     size_t start;
     imp_commit *c = NULL;
-    *out = NULL;
+    if (out) *out = NULL;
+    if (!space || !out) return imp_fail(IMP_E_ARG, "imp_commit_begin: space or result missing");
+    imp_store *s = space->store;
     if ((n_tokens > 0 && !tokens) || first_new > n_tokens || n_tokens > UINT32_MAX || (flags & ~IMP_COMMIT_DERIVED)) {
         return imp_fail(IMP_E_ARG, "commit: tokens %zu to %zu with flags 0x%x", first_new, n_tokens, flags);
     }
     if (s->readonly || n_tokens - first_new < s->opts.min_store_tokens || n_tokens == first_new) return 0;
     bool derived = flags & IMP_COMMIT_DERIVED;
+    imp_kept_line kept;
+    imp_error_keep(&kept);
     int rc = admit(space, tokens, n_tokens, first_new, derived, &start);
-    if (rc < 0 || start == n_tokens) return rc;
+    if (rc < 0 || start == n_tokens) return imp_error_back(&kept, rc);
 
     size_t n_bytes = (n_tokens - start) * space->token_bytes;
     rc = IMP_E_NOMEM;
@@ -150,7 +155,7 @@ int imp_commit_begin(imp_space *space, const int32_t *tokens, size_t n_tokens, s
     c->job->n_bytes = n_bytes;
     c->job->derived = derived;
     n_bytes = 0; /* imp_commit_cancel() gives them back now */
-    rc = fill_job(c->job, space, tokens, n_tokens, start);
+    rc = fill_job(c->job, space, tokens, n_tokens, first_new, start);
     if (rc < 0) goto out;
     *out = c;
     c = NULL;
@@ -163,7 +168,7 @@ out:
         s->count.commits_refused++;
         pthread_mutex_unlock(&s->lock);
     }
-    return rc;
+    return imp_error_back(&kept, rc);
 }
 
 static void copy_rows(unsigned char *to, const unsigned char *from, size_t stride, size_t row_bytes, size_t n)
@@ -178,17 +183,22 @@ static void copy_rows(unsigned char *to, const unsigned char *from, size_t strid
 int imp_commit_rows(imp_commit *c, uint32_t layer, size_t first, size_t count, const void *k, size_t k_stride,
                     const void *v, size_t v_stride)
 {
+    if (!c) return imp_fail(IMP_E_ARG, "imp_commit_rows: no commit");
     imp_job *job = c->job;
     if (layer >= job->n_layers || first < c->first_new || first > job->n_tokens || count > job->n_tokens - first ||
         (count > 0 && (!k || !v))) {
         return imp_fail(IMP_E_ARG, "commit: rows %zu to %zu of layer %u aren't part of it", first, first + count,
                         layer);
     }
+    size_t k_bytes = imp_job_row_bytes(job, layer, IMP_REGION_K), v_bytes = imp_job_row_bytes(job, layer, IMP_REGION_V);
+    if (count > 1 && (k_stride < k_bytes || v_stride < v_bytes)) {
+        return imp_fail(IMP_E_ARG, "commit: layer %u has rows of %zu and %zu bytes, strides are %zu and %zu", layer,
+                        k_bytes, v_bytes, k_stride, v_stride);
+    }
     size_t skip = first < job->start ? job->start - first : 0; /* stored already by somebody else */
     if (skip >= count) return 0;
     count -= skip;
     size_t at = first + skip - job->start, n_new = job->n_tokens - job->start;
-    size_t k_bytes = imp_job_row_bytes(job, layer, IMP_REGION_K), v_bytes = imp_job_row_bytes(job, layer, IMP_REGION_V);
     unsigned char *to_k = job->rows + job->row_at[2 * layer] + at * k_bytes;
     unsigned char *to_v = job->rows + job->row_at[2 * layer + 1] + at * v_bytes;
     copy_rows(to_k, (const unsigned char *)k + skip * k_stride, k_stride, k_bytes, count);
@@ -203,6 +213,7 @@ int imp_commit_rows(imp_commit *c, uint32_t layer, size_t first, size_t count, c
 
 int imp_commit_finish(imp_commit *c)
 {
+    if (!c) return imp_fail(IMP_E_ARG, "imp_commit_finish: no commit");
     imp_store *s = c->store;
     int rc = 0;
     if (c->n_missing > 0) {

@@ -57,10 +57,9 @@ static int hash_bytes(int fd, const char *path, imp_hash128 *out)
     return rc;
 }
 
-int imp_store_fingerprint(imp_store *s, const char *path, imp_hash128 *out)
+static int fingerprint(imp_store *s, const char *path, imp_hash128 *out)
 {
     imp_cat_file before, after;
-    *out = (imp_hash128){0};
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY), rc;
     if (fd < 0) {
         imp_fail_errno(errno, "can't read %s", path);
@@ -92,4 +91,13 @@ int imp_store_fingerprint(imp_store *s, const char *path, imp_hash128 *out)
 out:
     close(fd);
     return rc;
+}
+
+int imp_store_fingerprint(imp_store *s, const char *path, imp_hash128 *out)
+{
+    if (out) *out = (imp_hash128){0};
+    if (!s || !path || !out) return imp_fail(IMP_E_ARG, "imp_store_fingerprint: store, path or result missing");
+    imp_kept_line kept;
+    imp_error_keep(&kept);
+    return imp_error_back(&kept, fingerprint(s, path, out));
 }

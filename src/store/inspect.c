@@ -35,14 +35,7 @@ static int see_headers(imp_store *s)
     int rc = unseen(s, &todo);
     pthread_mutex_unlock(&s->lock);
     for (size_t i = 0; rc == 0 && i < todo.n; i++) {
-        imp_seg seg;
-        uint64_t n_read = 0;
-        if (imp_seg_file_open(s, todo.id[i], &seg, &n_read) < 0) continue; /* a match or verify will tell */
-        pthread_mutex_lock(&s->lock);
-        imp_segrow *row = imp_forest_seg(&s->forest, todo.id[i]);
-        if (row) row->kv_bytes = imp_seg_kv_bytes(seg.layout);
-        pthread_mutex_unlock(&s->lock);
-        imp_seg_file_close(&seg);
+        (void)imp_segrow_see(s, todo.id[i]); /* if it fails a match or verify will tell */
     }
     imp_free(todo.id);
     return rc;
@@ -71,7 +64,10 @@ static int add_node(imp_radix_node *n, void *user)
 
 int imp_store_stats(imp_store *s, imp_stats *out)
 {
-    *out = (imp_stats){0};
+    if (out) *out = (imp_stats){0};
+    if (!s || !out) return imp_fail(IMP_E_ARG, "imp_store_stats: store or result missing");
+    imp_kept_line kept;
+    imp_error_keep(&kept);
     int rc = see_headers(s);
     if (rc < 0) return rc;
     uint64_t disk_bytes = imp_dir_bytes(s);
@@ -92,7 +88,7 @@ int imp_store_stats(imp_store *s, imp_stats *out)
     out->bytes_read = imp_io_bytes_read(s->io);
     out->bytes_written = imp_io_bytes_written(s->io);
     out->io_mode = imp_io_describe(s->io);
-    return 0;
+    return imp_error_back(&kept, 0);
 }
 
 /* ---- list */
@@ -135,6 +131,9 @@ int imp_store_list(imp_store *s, int (*fn)(const imp_node_info *node, void *user
 {
     listing l = {.s = s};
     size_t n = 0;
+    if (!s || !fn) return imp_fail(IMP_E_ARG, "imp_store_list: store or function missing");
+    imp_kept_line kept;
+    imp_error_keep(&kept);
     int rc = see_headers(s);
     if (rc < 0) return rc;
     /* A copy, so that `fn` may call whatever it likes. */
@@ -147,6 +146,7 @@ int imp_store_list(imp_store *s, int (*fn)(const imp_node_info *node, void *user
         (void)imp_radix_walk(l.tree->radix, add_entry, &l);
     }
     pthread_mutex_unlock(&s->lock);
+    (void)imp_error_back(&kept, rc);
     for (size_t i = 0; rc == 0 && i < l.n; i++) {
         l.entries[i].info.model_name = l.entries[i].model_name;
         rc = fn(&l.entries[i].info, user);
@@ -159,6 +159,7 @@ int imp_store_list(imp_store *s, int (*fn)(const imp_node_info *node, void *user
 
 static int writable(const imp_store *s)
 {
+    if (!s) return imp_fail(IMP_E_ARG, "no store");
     return s->readonly ? imp_fail(IMP_E_PERM, "%s is open for reading only", s->dir) : 0;
 }
 
@@ -182,6 +183,8 @@ static int remove_all(imp_store *s)
 
 int imp_store_remove(imp_store *s, uint64_t node)
 {
+    imp_kept_line kept;
+    imp_error_keep(&kept);
     int rc = writable(s);
     if (rc == 0) rc = imp_change_begin(s);
     if (rc < 0) return rc;
@@ -194,11 +197,13 @@ int imp_store_remove(imp_store *s, uint64_t node)
         (void)imp_change_end(s, 0);
         return imp_fail(IMP_E_NOTFOUND, "%s: no node %llu", s->dir, (unsigned long long)node);
     }
-    return imp_change_end(s, rc);
+    return imp_error_back(&kept, imp_change_end(s, rc));
 }
 
 int imp_store_pin(imp_store *s, uint64_t node, int pinned)
 {
+    imp_kept_line kept;
+    imp_error_keep(&kept);
     int rc = writable(s);
     if (rc == 0) rc = imp_change_begin(s);
     if (rc < 0) return rc;
@@ -208,7 +213,7 @@ int imp_store_pin(imp_store *s, uint64_t node, int pinned)
         (void)imp_change_end(s, 0);
         return imp_fail(IMP_E_NOTFOUND, "%s: no node %llu", s->dir, (unsigned long long)node);
     }
-    return imp_change_end(s, imp_edit_pin(s, tree, n, pinned != 0));
+    return imp_error_back(&kept, imp_change_end(s, imp_edit_pin(s, tree, n, pinned != 0)));
 }
 
 static int trim(imp_store *s, uint64_t *n_evicted)
@@ -217,7 +222,7 @@ static int trim(imp_store *s, uint64_t *n_evicted)
     int rc = imp_change_begin(s);
     if (rc < 0) return rc;
     rc = imp_evict_for(s, 0, 0, &e);
-    if (rc == IMP_E_FULL) rc = 0; /* what is left is in use or pinned */
+    if (rc == IMP_E_FULL) rc = 0; /* what is left is in use or pinned; what went stays away */
     rc = imp_change_end(s, rc);
     if (rc < 0) return rc;
     imp_count_evicted(s, e);
@@ -229,6 +234,9 @@ int imp_store_gc(imp_store *s, imp_gc_report *report)
 {
     imp_leftovers left;
     imp_gc_report r = {0};
+    imp_kept_line kept;
+    imp_error_keep(&kept);
+    if (report) *report = r;
     int rc = writable(s);
     if (rc < 0) return rc;
     uint64_t before = imp_dir_bytes(s);
@@ -242,5 +250,10 @@ int imp_store_gc(imp_store *s, imp_gc_report *report)
     r.removed_files = left.n_files;
     r.freed_bytes = before > after ? before - after : 0;
     if (report) *report = r;
-    return rc == IMP_E_BUSY ? 0 : rc; /* not compacted: another process is at it */
+    if (rc < 0 && rc != IMP_E_BUSY) return rc; /* busy: another process is at it */
+    if (after > s->opts.limit_bytes) {
+        return imp_fail(IMP_E_FULL, "%s: %llu bytes, and the limit is %llu: what is left is pinned or in use", s->dir,
+                        (unsigned long long)after, (unsigned long long)s->opts.limit_bytes);
+    }
+    return imp_error_back(&kept, 0);
 }

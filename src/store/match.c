@@ -8,6 +8,9 @@
 #include "base/status.h"
 #include "store/store_internal.h"
 
+/* Long enough that a bad disk costs few requests a second pass, short enough that a pulled cable is forgotten. */
+static const uint64_t aside_ns = 600000000000u;
+
 void imp_lock_fresh(imp_store *s)
 {
     /* While this process changes the catalogue nobody else does, and the change began with everything read. Its commit
@@ -31,6 +34,21 @@ static void use(imp_store *s, imp_tree *tree, imp_radix_node *n, int64_t now_s)
     if (s->n_used < IMP_USED_MAX) s->used[s->n_used++] = n->id;
 }
 
+/* How many steps of a way there are before the first one into a segment that is set aside. With `lock` held. */
+static size_t steps_to_aside(const imp_store *s, size_t n_steps)
+{
+    uint64_t now_ns = 0;
+    for (size_t a = 0; a < IMP_ASIDE_MAX; a++) {
+        if (!s->aside[a].segment) continue;
+        if (!now_ns) now_ns = imp_now_ns();
+        if (s->aside[a].until_ns < now_ns) continue;
+        for (size_t i = 0; i < n_steps; i++) {
+            if (s->steps[i].node->segment == s->aside[a].segment) n_steps = i;
+        }
+    }
+    return n_steps;
+}
+
 /* Pin the nodes along the tokens. Segments that aren't open stay NULL. */
 static int find_way(imp_store *s, imp_hash128 space, const int32_t *tokens, size_t n_tokens, bool exact_only,
                     imp_path *out)
@@ -41,7 +59,11 @@ static int find_way(imp_store *s, imp_hash128 space, const int32_t *tokens, size
     imp_lock_fresh(s);
     imp_tree *tree = imp_forest_tree(&s->forest, space);
     if (tree) rc = imp_steps(s, tree, tokens, n_tokens, exact_only, &n_steps, &out->n_tokens);
-    if (rc < 0 || n_steps == 0) goto out;
+    if (rc < 0) goto out;
+    size_t n_sound = steps_to_aside(s, n_steps);
+    if (n_sound < n_steps) out->n_tokens = s->steps[n_sound].node->depth;
+    n_steps = n_sound;
+    if (n_steps == 0) goto out;
     out->spans = imp_calloc(n_steps, sizeof *out->spans);
     if (!out->spans) {
         rc = imp_fail(IMP_E_NOMEM, "no memory for a prefix of %zu nodes", n_steps);
@@ -102,7 +124,7 @@ static int open_span(imp_store *s, imp_span *span, imp_hash128 space, const int3
         if (rc < 0) return rc;
         pthread_mutex_lock(&s->lock);
         imp_segrow *row = imp_forest_seg(&s->forest, span->segment);
-        if (row) row->kv_bytes = imp_seg_kv_bytes(seg.layout);
+        imp_segrow_note(row, seg.layout);
         span->seg = imp_segs_adopt(s, &seg);
         /* Removed meanwhile: this load still may use it, the next one won't find it. */
         if (span->seg && !row) imp_segs_drop(s, span->segment);
@@ -178,6 +200,16 @@ int imp_store_match(imp_store *s, imp_hash128 space, const int32_t *tokens, size
 }
 
 void imp_store_unpin(imp_store *s, imp_path *path) { cut(s, path, 0); }
+
+void imp_store_set_aside(imp_store *s, const imp_seg *seg, const char *what)
+{
+    pthread_mutex_lock(&s->lock);
+    s->count.io_errors++;
+    s->aside[s->next_aside++ % IMP_ASIDE_MAX] = (imp_aside){seg->id, imp_now_ns() + aside_ns};
+    pthread_mutex_unlock(&s->lock);
+    imp_log(IMP_LOG_WARN, "%s: segments/%016llx.seg is not used for %llu minutes: %s", s->dir,
+            (unsigned long long)seg->id, (unsigned long long)(aside_ns / 60000000000u), what);
+}
 
 void imp_store_drop_bad(imp_store *s, const imp_seg *seg, imp_region region, uint32_t layer, uint32_t chunk,
                         const char *what)

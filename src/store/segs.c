@@ -1,5 +1,6 @@
 /* segs.c: open segments. Each open file is checked once, when it is opened; those that no load uses stay open for a
  * while, the longest unused one goes first. */
+#include <stdbool.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -94,7 +95,7 @@ void imp_seg_file_close(imp_seg *seg)
     *seg = (imp_seg){0};
 }
 
-uint64_t imp_seg_kv_bytes(const imp_seg_layout *l)
+static uint64_t kv_bytes(const imp_seg_layout *l)
 {
     const imp_seg_meta *m = imp_seg_layout_meta(l);
     uint64_t n = 0;
@@ -103,6 +104,26 @@ uint64_t imp_seg_kv_bytes(const imp_seg_layout *l)
         if (imp_seg_region_chunks(l, IMP_REGION_SCALES)) n += imp_seg_chunk(l, IMP_REGION_SCALES, i, 0).data_bytes;
     }
     return n;
+}
+
+void imp_segrow_note(imp_segrow *row, const imp_seg_layout *l)
+{
+    if (!row) return;
+    row->kv_bytes = kv_bytes(l);
+    row->rounded = imp_seg_layout_meta(l)->rest != IMP_REST_RAW;
+}
+
+int imp_segrow_see(imp_store *s, uint64_t id)
+{
+    imp_seg seg;
+    uint64_t n_read = 0;
+    int rc = imp_seg_file_open(s, id, &seg, &n_read);
+    if (rc < 0) return rc;
+    pthread_mutex_lock(&s->lock);
+    imp_segrow_note(imp_forest_seg(&s->forest, id), seg.layout);
+    pthread_mutex_unlock(&s->lock);
+    imp_seg_file_close(&seg);
+    return 0;
 }
 
 /* ---- the table */

@@ -1,12 +1,17 @@
 /* space.c: what must be equal before KV may be shared. */
+#include <stddef.h>
 #include <string.h>
 
 #include "base/alloc.h"
 #include "base/bytes.h"
+#include "base/opts.h"
 #include "base/status.h"
 #include "store/store_internal.h"
 
 enum { LAYERS_MAX = 1024, NAME_MAX_BYTES = 63 };
+
+/* As it was first released; what is added comes behind. */
+static const size_t least_desc_bytes = offsetof(imp_space_desc, salt) + sizeof(char *);
 
 static void field32(imp_hasher *h, const char *name, uint32_t v)
 {
@@ -25,7 +30,6 @@ static void field_hash(imp_hasher *h, const char *name, imp_hash128 v)
 
 static int check(const imp_space_desc *d, size_t *token_bytes)
 {
-    if (d->struct_bytes != sizeof *d) return imp_fail(IMP_E_ARG, "space: the description is of another version");
     if (!d->engine || !*d->engine) return imp_fail(IMP_E_ARG, "space: no engine named");
     if (d->n_layers < 1 || d->n_layers > LAYERS_MAX || !d->layers) {
         return imp_fail(IMP_E_ARG, "space: %u layers, must be 1 to %d", d->n_layers, LAYERS_MAX);
@@ -77,12 +81,15 @@ static int space_id(const imp_space_desc *d, imp_hash128 *out)
     return 0;
 }
 
-int imp_space_open(imp_store *store, const imp_space_desc *desc, imp_space **out)
+int imp_space_open(imp_store *store, const imp_space_desc *given, imp_space **out)
 {
     imp_space *sp = NULL;
     size_t token_bytes = 0;
-    *out = NULL;
-    int rc = check(desc, &token_bytes);
+    if (out) *out = NULL;
+    if (!store || !given || !out) return imp_fail(IMP_E_ARG, "imp_space_open: store, description or result missing");
+    imp_space_desc description = {0}, *desc = &description;
+    int rc = imp_opts_take(desc, sizeof *desc, least_desc_bytes, given, "imp_space_desc");
+    if (rc == 0) rc = check(desc, &token_bytes);
     if (rc < 0) goto out;
     rc = IMP_E_NOMEM;
     sp = imp_calloc(1, sizeof *sp);
@@ -113,4 +120,11 @@ void imp_space_close(imp_space *space)
     imp_free(space);
 }
 
-size_t imp_space_token_bytes(const imp_space *space) { return space->token_bytes; }
+size_t imp_space_token_bytes(const imp_space *space) { return space ? space->token_bytes : 0; }
+
+void imp_space_id(const imp_space *space, char out[33])
+{
+    if (!out) return;
+    out[0] = '\0';
+    if (space) imp_hash128_hex(space->id, out);
+}

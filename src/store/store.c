@@ -1,8 +1,11 @@
 /* store.c: open, close, options, counters. */
+#include <stddef.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/log.h"
+#include "base/opts.h"
 #include "base/status.h"
 #include "store/store_internal.h"
 
@@ -10,18 +13,21 @@ static const uint64_t default_limit = 10ull << 30, default_buffers = 32ull << 20
 
 enum { DEFAULT_MIN_STORE = 64, DEFAULT_SEGMENT = 2048, DEFAULT_CHUNK = 64, LEAST_LIMIT = 1 << 20 };
 
-void imp_store_opts_init(imp_store_opts *opts)
+static const imp_store_opts defaults = {.struct_bytes = sizeof defaults, .cache = IMP_CACHE_LRU};
+
+/* As it was first released; what is added comes behind. */
+static const size_t least_opts_bytes = offsetof(imp_store_opts, cache) + sizeof(imp_cache);
+
+void imp_store_opts_fill(imp_store_opts *opts, size_t struct_bytes)
 {
-    *opts = (imp_store_opts){.struct_bytes = sizeof *opts, .cache = IMP_CACHE_LRU};
+    imp_opts_give(opts, struct_bytes, &defaults, sizeof defaults);
 }
 
 static int fill_options(imp_store_opts *o, const imp_store_opts *given)
 {
-    imp_store_opts_init(o);
-    if (given) {
-        if (given->struct_bytes != sizeof *o) return imp_fail(IMP_E_ARG, "store: options of another version");
-        *o = *given;
-    }
+    *o = defaults;
+    int rc = given ? imp_opts_take(o, sizeof *o, least_opts_bytes, given, "imp_store_opts") : 0;
+    if (rc < 0) return rc;
     if (o->limit_bytes == 0) o->limit_bytes = default_limit;
     if (o->buffer_bytes == 0) o->buffer_bytes = default_buffers;
     if (o->backlog_bytes == 0) o->backlog_bytes = default_backlog;
@@ -126,6 +132,7 @@ static int new_store(const imp_store_opts *given, imp_store **out)
     imp_store *s = imp_calloc(1, sizeof *s);
     if (!s) return imp_fail(IMP_E_NOMEM, "no memory for a store");
     s->dir_fd = s->lock_fd = s->live_fd = -1;
+    s->pid = getpid();
     s->opts = opts;
     s->readonly = opts.flags & IMP_STORE_READONLY;
     imp_rng_seed_os(&s->rng);
@@ -138,11 +145,9 @@ static int new_store(const imp_store_opts *given, imp_store **out)
     return 0;
 }
 
-int imp_store_open(const char *dir, const imp_store_opts *opts, imp_store **out)
+static int open_store(const char *dir, const imp_store_opts *opts, imp_store **out)
 {
     bool made = false;
-    *out = NULL;
-    if (!dir || !*dir) return imp_fail(IMP_E_ARG, "store: no directory named");
     imp_store *s = NULL;
     int rc = new_store(opts, &s);
     if (rc < 0) return rc;
@@ -162,6 +167,15 @@ int imp_store_open(const char *dir, const imp_store_opts *opts, imp_store **out)
     return rc;
 }
 
+int imp_store_open(const char *dir, const imp_store_opts *opts, imp_store **out)
+{
+    if (out) *out = NULL;
+    if (!dir || !*dir || !out) return imp_fail(IMP_E_ARG, "imp_store_open: no directory named, or result missing");
+    imp_kept_line kept;
+    imp_error_keep(&kept);
+    return imp_error_back(&kept, open_store(dir, opts, out));
+}
+
 /* Uses, and a reservation whose file was given up. Advisory: what can't be written is lost. */
 static void last_words(imp_store *s)
 {
@@ -176,19 +190,24 @@ static void last_words(imp_store *s)
 
 void imp_store_close(imp_store *s)
 {
-    if (!s) return;
+    /* A fork has none of the store's threads, and its files are the parent's. */
+    if (!s || s->pid != getpid()) return;
+    imp_kept_line kept;
+    imp_error_keep(&kept);
     imp_writer_stop(s);
     last_words(s);
     free_store(s);
+    (void)imp_error_back(&kept, 0);
 }
 
 int imp_store_rebuild(const char *dir)
 {
     bool made;
     imp_store *s = NULL;
-    imp_store_opts opts;
-    if (!dir || !*dir) return imp_fail(IMP_E_ARG, "store: no directory named");
-    imp_store_opts_init(&opts);
+    imp_store_opts opts = defaults;
+    if (!dir || !*dir) return imp_fail(IMP_E_ARG, "imp_store_rebuild: no directory named");
+    imp_kept_line kept;
+    imp_error_keep(&kept);
     opts.flags = IMP_STORE_MUST_EXIST;
     int rc = new_store(&opts, &s);
     if (rc < 0) return rc;
@@ -197,7 +216,7 @@ int imp_store_rebuild(const char *dir)
     if (rc == 0) rc = imp_dir_lock(s, IMP_LOCK_ALONE, false);
     if (rc == 0) rc = imp_rebuild(s); /* nobody else knows `s` */
     free_store(s);
-    return rc;
+    return imp_error_back(&kept, rc);
 }
 
 /* ---- for higher modules */
@@ -227,14 +246,6 @@ void imp_store_set_host_bytes(imp_store *s, uint64_t bytes)
     pthread_mutex_lock(&s->lock);
     s->count.host_bytes = bytes;
     pthread_mutex_unlock(&s->lock);
-}
-
-void imp_store_count_io_error(imp_store *s, const char *what)
-{
-    pthread_mutex_lock(&s->lock);
-    s->count.io_errors++;
-    pthread_mutex_unlock(&s->lock);
-    imp_log(IMP_LOG_WARN, "%s: %s", s->dir, what);
 }
 
 void imp_store_attach(imp_store *s, void *object, void (*free_fn)(void *object))

@@ -50,7 +50,9 @@ void imp_store_unpin(imp_store *s, imp_path *path);
  * lies below; count and log. `what` is the line for the log. */
 void imp_store_drop_bad(imp_store *s, const imp_seg *seg, imp_region region, uint32_t layer, uint32_t chunk,
                         const char *what);
-void imp_store_count_io_error(imp_store *s, const char *what);
+/* A chunk of `seg` can't be read, tried twice: for some minutes, or until a verify, this process's matches end before the
+ * segment; count and log. Nothing is dropped: the disk may come back. */
+void imp_store_set_aside(imp_store *s, const imp_seg *seg, const char *what);
 
 imp_io *imp_store_io(imp_store *s);
 const imp_store_opts *imp_store_options(const imp_store *s); /* with defaults filled in */

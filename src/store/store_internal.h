@@ -53,6 +53,7 @@ typedef struct imp_segrow {
     imp_hash128 space;
     uint64_t disk_bytes;
     uint64_t kv_bytes; /* of all its rows; 0: not known yet, the header has it */
+    bool rounded;      /* known when kv_bytes is */
     uint32_t n_tokens;
     uint32_t n_nodes;
 } imp_segrow;
@@ -111,6 +112,7 @@ typedef struct imp_job {
     imp_layer_shape *layers;
     int32_t *tokens;      /* [n_tokens] */
     size_t n_tokens, start; /* rows are of tokens [start, n_tokens) */
+    size_t first_new;       /* the engine had rows of its own from here on */
     bool derived;
     unsigned char *rows;  /* [layer][K, V][n_tokens - start][row] */
     size_t *row_at;       /* [2 * n_layers]: where in `rows` a layer's K and V begin */
@@ -122,10 +124,18 @@ size_t imp_job_row_bytes(const imp_job *job, uint32_t layer, imp_region region);
 
 /* ---- the store */
 
-enum { IMP_USED_MAX = 4096 };
+enum { IMP_USED_MAX = 4096, IMP_ASIDE_MAX = 64 };
+
+/* A segment that couldn't be read though its header could. The catalogue keeps it; matches end before it, for a
+ * while. */
+typedef struct imp_aside {
+    uint64_t segment; /* 0: none */
+    uint64_t until_ns;
+} imp_aside;
 
 struct imp_store {
     /* Never changed after open. */
+    pid_t pid;
     char *dir; /* absolute, links resolved */
     int dir_fd, lock_fd, live_fd;
     uint64_t instance;
@@ -156,6 +166,8 @@ struct imp_store {
     uint64_t used[IMP_USED_MAX]; /* nodes used since the uses were last written */
     size_t n_used;
     imp_stats count;          /* only the counters */
+    imp_aside aside[IMP_ASIDE_MAX]; /* the oldest gives way */
+    size_t next_aside;
     bool full_logged;
 
     pthread_cond_t work, done;
@@ -165,7 +177,7 @@ struct imp_store {
     uint64_t n_queued, n_done;
     size_t backlog;           /* bytes staged and queued */
     int flush_status;
-    char flush_line[256];
+    char flush_line[512];
 
     void *attached;
     void (*attached_free)(void *object);
@@ -268,7 +280,10 @@ imp_seg *imp_segs_adopt(imp_store *s, imp_seg *seg); /* takes over a new one; NU
 void imp_segs_put(imp_store *s, imp_seg *seg);       /* one reference less */
 void imp_segs_drop(imp_store *s, uint64_t id);       /* its file is going */
 void imp_segs_close(imp_store *s);
-uint64_t imp_seg_kv_bytes(const imp_seg_layout *l);           /* of all rows, without padding */
+/* Note what only the header knows. With `lock` held; `row` may be NULL. */
+void imp_segrow_note(imp_segrow *row, const imp_seg_layout *l);
+/* The same for a segment that this process hasn't opened. Takes `lock`. */
+int imp_segrow_see(imp_store *s, uint64_t id);
 
 /* ---- writer.c */
 int imp_writer_start(imp_store *s);

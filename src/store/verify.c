@@ -332,11 +332,18 @@ static int check_catalogue(verify *v)
 int64_t imp_store_verify(imp_store *s, int repair, void (*fn)(const imp_finding *finding, void *user),
                          void (*progress)(uint64_t done_bytes, uint64_t all_bytes, void *user), void *user)
 {
+    if (!s) return imp_fail(IMP_E_ARG, "imp_store_verify: no store");
     if (repair && s->readonly) return imp_fail(IMP_E_PERM, "%s is open for reading only", s->dir);
     verify v = {.s = s, .repair = repair != 0, .fn = fn, .progress = progress, .user = user};
+    imp_kept_line kept;
+    imp_error_keep(&kept);
+    pthread_mutex_lock(&s->lock);
+    memset(s->aside, 0, sizeof s->aside); /* what can be read again is found out here */
+    pthread_mutex_unlock(&s->lock);
     int rc = check_catalogue(&v);
     if (rc == 0) rc = check_segments(&v);
     if (rc == 0) rc = imp_strays(s, v.repair, fn, user, &v.n_found);
     imp_free(v.buf);
+    rc = imp_error_back(&kept, rc);
     return rc < 0 ? rc : v.n_found;
 }

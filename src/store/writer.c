@@ -262,7 +262,7 @@ static int publish_in_change(imp_store *s, const imp_job *job, const imp_seg_lay
     if (rc == 0) rc = imp_forest_add_seg(&s->forest, &seg);
     if (rc == 0) rc = imp_edit_add(s, &run, &node);
     if (rc < 0) return rc;
-    imp_forest_seg(&s->forest, m->segment)->kv_bytes = imp_seg_kv_bytes(l);
+    imp_segrow_note(imp_forest_seg(&s->forest, m->segment), l);
     return 0;
 }
 
@@ -282,11 +282,36 @@ static int publish(imp_store *s, const imp_job *job, const imp_seg_layout *l, in
 
 /* ---- one entry */
 
-static int store_entry(imp_store *s, const imp_job *job, bool *any)
+/* Are the rows below the entry's first one kept rounded? Then the entry was computed over rounded rows, whatever its
+ * engine says; what can't be found out counts as rounded. */
+static bool over_rounded(imp_store *s, const imp_job *job)
+{
+    for (;;) {
+        uint64_t unseen = 0;
+        size_t n_steps = 0, known;
+        bool rounded = false;
+        pthread_mutex_lock(&s->lock);
+        imp_tree *tree = imp_forest_tree(&s->forest, job->space);
+        int rc = tree ? imp_steps(s, tree, job->tokens, job->first_new, true, &n_steps, &known) : 0;
+        for (size_t i = 0; rc == 0 && i < n_steps; i++) {
+            const imp_segrow *row = imp_forest_seg(&s->forest, s->steps[i].node->segment);
+            if (row && row->kv_bytes == 0) unseen = row->id;
+            rounded = rounded || (row && row->rounded);
+        }
+        pthread_mutex_unlock(&s->lock);
+        if (rc < 0 || rounded) return true;
+        if (!unseen) return false;
+        if (imp_segrow_see(s, unseen) < 0) return true;
+    }
+}
+
+/* `*stored`: the tokens before it are stored afterwards. */
+static int store_entry(imp_store *s, imp_job *job, size_t *stored, bool *any)
 {
     size_t pos = job->start, end = 0;
     *any = false;
-    while (pos < job->n_tokens) {
+    if (!job->derived) job->derived = over_rounded(s, job);
+    for (*stored = pos; pos < job->n_tokens; *stored = pos) {
         imp_seg_layout *l;
         int outcome = GONE;
         int rc = reserve(s, job, &pos, &end, &l);
@@ -305,21 +330,23 @@ static int store_entry(imp_store *s, const imp_job *job, bool *any)
     return 0;
 }
 
-static void finish(imp_store *s, const imp_job *job, int rc, bool any)
+static void finish(imp_store *s, const imp_job *job, int rc, size_t stored, bool any)
 {
+    char line[sizeof s->flush_line];
     if (rc == 0) {
         *(any ? &s->count.commits : &s->count.commits_known) += 1;
         return;
     }
     s->count.commits_failed++;
     s->flush_status = rc;
-    snprintf(s->flush_line, sizeof s->flush_line, "%s", imp_last_error());
+    snprintf(line, sizeof line, "%zu of %zu tokens not stored: %s", job->n_tokens - stored, job->n_tokens - job->start,
+             imp_last_error());
+    memcpy(s->flush_line, line, sizeof line);
     if (rc == IMP_E_IO) s->count.io_errors++;
     if (rc == IMP_E_FULL && s->full_logged) return;
     if (rc == IMP_E_FULL) s->full_logged = true;
     /* An eviction that was faster is no trouble. */
-    imp_log(rc == IMP_E_STALE ? IMP_LOG_INFO : IMP_LOG_WARN, "%s: %zu tokens not stored: %s", s->dir,
-            job->n_tokens - job->start, imp_last_error());
+    imp_log(rc == IMP_E_STALE ? IMP_LOG_INFO : IMP_LOG_WARN, "%s: %s", s->dir, line);
 }
 
 /* ---- the thread */
@@ -336,9 +363,10 @@ static void *run(void *user)
         if (!job) break;
         pthread_mutex_unlock(&s->lock);
         bool any;
-        int rc = store_entry(s, job, &any);
+        size_t stored;
+        int rc = store_entry(s, job, &stored, &any);
         pthread_mutex_lock(&s->lock);
-        finish(s, job, rc, any);
+        finish(s, job, rc, stored, any);
         s->first_job = job->next;
         if (!s->first_job) s->last_job = NULL;
         s->backlog -= job->n_bytes;
@@ -371,6 +399,7 @@ void imp_writer_stop(imp_store *s)
 
 int imp_store_flush(imp_store *s)
 {
+    if (!s) return imp_fail(IMP_E_ARG, "imp_store_flush: no store");
     pthread_mutex_lock(&s->lock);
     uint64_t until = s->n_queued;
     while (s->n_done < until) pthread_cond_wait(&s->done, &s->lock);

@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/opts.h"
 #include "base/pool.h"
 #include "base/rng.h"
 #include "base/status.h"
@@ -76,6 +77,63 @@ static void test_status(void **state)
     pthread_join(t, NULL);
     assert_true(was_empty);
     assert_string_equal(imp_last_error(), "here");
+}
+
+/* A call that succeeds leaves the line as it was. */
+static void test_kept_line(void **state)
+{
+    (void)state;
+    imp_kept_line kept;
+    (void)imp_fail(IMP_E_IO, "before");
+    imp_error_keep(&kept);
+    (void)imp_fail(IMP_E_BUSY, "a try inside that is longer");
+    assert_int_equal(imp_error_back(&kept, IMP_E_BUSY), IMP_E_BUSY);
+    assert_string_equal(imp_last_error(), "a try inside that is longer");
+    assert_int_equal(imp_error_back(&kept, 3), 3);
+    assert_string_equal(imp_last_error(), "before");
+    assert_int_equal(imp_set_error(IMP_E_IO, NULL), IMP_E_IO);
+    assert_string_equal(imp_last_error(), "");
+}
+
+typedef struct thing {
+    size_t struct_bytes;
+    uint32_t a, b;
+} thing;
+
+/* Structs of callers with shorter and longer ones. */
+static void test_opts(void **state)
+{
+    (void)state;
+    const size_t least = offsetof(thing, a) + sizeof(uint32_t);
+    const thing defaults = {sizeof defaults, 1, 2};
+    struct {
+        thing t;
+        uint64_t more;
+    } longer;
+    for (size_t n = sizeof(size_t); n <= sizeof longer; n++) {
+        unsigned char raw[sizeof longer + 1];
+        memset(raw, 0xee, sizeof raw);
+        imp_opts_give(raw, n, &defaults, sizeof defaults);
+        assert_int_equal(raw[n], 0xee); /* nothing behind it */
+        memcpy(&longer, raw, sizeof longer);
+        assert_int_equal(longer.t.struct_bytes, n);
+        if (n >= least) assert_int_equal(longer.t.a, 1);
+        thing got = defaults;
+        got.b = 9;
+        int rc = imp_opts_take(&got, sizeof got, least, &longer, "thing");
+        assert_int_equal(rc, n < least ? IMP_E_ARG : 0);
+        if (rc == 0) assert_int_equal(got.struct_bytes, sizeof got);
+        if (n == least) assert_int_equal(got.b, 9); /* the default stays */
+        if (n >= sizeof got) assert_int_equal(got.b, 2);
+        if (n == sizeof longer) {
+            longer.more = 1ull << 63;
+            assert_int_equal(imp_opts_take(&got, sizeof got, least, &longer, "thing"), IMP_E_UNSUPPORTED);
+        }
+    }
+    imp_opts_give(NULL, sizeof(thing), &defaults, sizeof defaults);
+    thing small = {77, 77, 77};
+    imp_opts_give(&small, 4, &defaults, sizeof defaults);
+    assert_int_equal(small.struct_bytes, 77);
 }
 
 static void test_version_and_types(void **state)
@@ -391,7 +449,7 @@ static void test_support(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_status), cmocka_unit_test(test_version_and_types),
+        cmocka_unit_test(test_status), cmocka_unit_test(test_kept_line), cmocka_unit_test(test_opts), cmocka_unit_test(test_version_and_types),
         cmocka_unit_test(test_log),    cmocka_unit_test(test_alloc),
         cmocka_unit_test(test_hash),   cmocka_unit_test(test_fields),
         cmocka_unit_test(test_rng),    cmocka_unit_test(test_prefix_hash),

@@ -182,6 +182,7 @@ static void twin_round(const char *dir, imp_rest rest, int n_ops)
         assert_int_equal(imp_world_check(at, tokens, n, true), known);
         bool staged;
         size_t first_new = imp_rng_below(&rng, 3) ? known : imp_rng_below(&rng, known + 1);
+        if (rest == IMP_REST_Q8) first_new = 0; /* else what follows on rounded rows is derived */
         assert_int_equal(imp_world_commit(at, tokens, n, first_new, 0, &staged), 0);
         assert_int_equal(staged, n > known);
         assert_int_equal(imp_store_flush(at->store), 0);
@@ -228,7 +229,7 @@ static void derived_apart(void **state)
     assert_int_equal(imp_world_check(&w, a, 160, false), 160);
     assert_int_equal(imp_world_check(&w, b, 160, false), 160);
     /* exact below derived: there is nothing exact to hang it on */
-    assert_int_equal(imp_world_commit(&w, a, 160, 120, 0, NULL), IMP_E_BUSY);
+    assert_int_equal(imp_world_commit(&w, a, 160, 120, 0, NULL), IMP_E_STALE);
     /* exact takes the place */
     assert_int_equal(imp_world_commit(&w, a, 140, 64, 0, NULL), 0);
     assert_int_equal(imp_store_flush(w.store), 0);
@@ -245,6 +246,36 @@ static void derived_apart(void **state)
     assert_int_equal(imp_world_open(&w, *state, NULL, NULL), 0);
     assert_int_equal(imp_world_check(&w, b, 160, false), 160);
     assert_int_equal(imp_world_check(&w, b, 160, true), 120);
+    imp_world_close(&w);
+}
+
+/* What an engine computed over rounded rows isn't exact, whatever it says. What it computed from the start on is. */
+static void rounded_makes_derived(void **state)
+{
+    imp_world w;
+    imp_store_opts opts;
+    int32_t a[300];
+    sequence(a, 300, 1);
+    imp_world_opts(&opts);
+    opts.rest = IMP_REST_Q8;
+    assert_int_equal(imp_world_open(&w, *state, &opts, NULL), 0);
+    assert_int_equal(imp_world_commit(&w, a, 100, 0, 0, NULL), 0); /* two segments, both exact */
+    assert_int_equal(imp_world_commit(&w, a, 200, 100, 0, NULL), 0); /* its parent may wait to be written still */
+    assert_int_equal(imp_store_flush(w.store), 0);
+    assert_int_equal(imp_world_check(&w, a, 200, true), 100);
+    assert_int_equal(imp_world_check(&w, a, 200, false), 200);
+    imp_world_close(&w);
+
+    opts.rest = IMP_REST_RAW; /* the parent's rows are rounded nevertheless; here its header has not been read yet */
+    assert_int_equal(imp_world_open(&w, *state, &opts, NULL), 0);
+    assert_int_equal(imp_world_commit(&w, a, 300, 100, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    assert_int_equal(imp_world_check(&w, a, 300, true), 100);
+    assert_int_equal(imp_world_check(&w, a, 300, false), 300);
+    assert_int_equal(imp_world_commit(&w, a, 300, 0, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    assert_int_equal(imp_world_check(&w, a, 300, true), 300);
+    assert_int_equal(imp_world_verify(&w, false, true), 0);
     imp_world_close(&w);
 }
 
@@ -459,7 +490,7 @@ static void refusals(void **state)
     assert_null(c);
     assert_int_equal(imp_commit_begin(w.space, tokens, 3, 0, 0, &c), 0);
     assert_null(c);
-    assert_int_equal(imp_commit_begin(w.space, tokens, 64, 30, 0, &c), IMP_E_BUSY); /* the tokens before */
+    assert_int_equal(imp_commit_begin(w.space, tokens, 64, 30, 0, &c), IMP_E_STALE); /* the tokens before */
     assert_int_equal(imp_commit_begin(w.space, tokens, 64, 0, 0, &c), 0);
     assert_non_null(c);
     assert_int_equal(imp_commit_begin(w.space, tokens, 64, 0, 0, &d), IMP_E_BUSY); /* the backlog */
@@ -467,7 +498,9 @@ static void refusals(void **state)
     assert_int_equal(imp_commit_rows(c, WORLD_LAYERS, 0, 1, row, WORLD_ROW, row, WORLD_ROW), IMP_E_ARG);
     assert_int_equal(imp_commit_rows(c, 0, 64, 1, row, WORLD_ROW, row, WORLD_ROW), IMP_E_ARG);
     assert_int_equal(imp_commit_rows(c, 0, 0, 65, row, 0, row, 0), IMP_E_ARG);
-    assert_int_equal(imp_commit_rows(c, 0, 0, 64, row, 0, row, 0), 0);
+    assert_int_equal(imp_commit_rows(c, 0, 0, 2, row, WORLD_ROW - 1, row, WORLD_ROW), IMP_E_ARG);
+    assert_int_equal(imp_commit_rows(c, 0, 0, 2, row, WORLD_ROW, row, WORLD_ROW - 1), IMP_E_ARG);
+    for (size_t i = 0; i < 64; i++) assert_int_equal(imp_commit_rows(c, 0, i, 1, row, 0, row, 0), 0);
     assert_int_equal(imp_commit_finish(c), IMP_E_ARG); /* layer 1 is missing */
     assert_int_equal(imp_commit_begin(w.space, tokens, 64, 0, 0, &c), 0);
     assert_non_null(c);
@@ -475,6 +508,228 @@ static void refusals(void **state)
     assert_int_equal(stats_of(&w).commits_refused, 2);
     assert_int_equal(stats_of(&w).commits, 0);
     imp_world_close(&w);
+}
+
+static void nothing_given(void **state)
+{
+    imp_world w;
+    int32_t tokens[8] = {0};
+    char id[33] = "x";
+    imp_store *store;
+    imp_space *space;
+    imp_commit *c;
+    imp_stats st;
+    imp_hash128 hash;
+    unsigned char row[WORLD_ROW] = {0};
+    const imp_space_desc desc = {.struct_bytes = sizeof desc, .engine = "e"};
+    assert_int_equal(imp_world_open(&w, *state, NULL, NULL), 0);
+    assert_int_equal(imp_store_open(imp_test_path(*state, "s"), NULL, NULL), IMP_E_ARG);
+    assert_int_equal(imp_store_open(NULL, NULL, &store), IMP_E_ARG);
+    assert_int_equal(imp_store_flush(NULL), IMP_E_ARG);
+    assert_int_equal(imp_store_fingerprint(NULL, "/x", &hash), IMP_E_ARG);
+    assert_int_equal(imp_store_fingerprint(w.store, NULL, &hash), IMP_E_ARG);
+    assert_int_equal(imp_store_fingerprint(w.store, "/x", NULL), IMP_E_ARG);
+    assert_int_equal(imp_store_stats(NULL, &st), IMP_E_ARG);
+    assert_int_equal(imp_store_stats(w.store, NULL), IMP_E_ARG);
+    assert_int_equal(imp_store_list(NULL, NULL, NULL), IMP_E_ARG);
+    assert_int_equal(imp_store_list(w.store, NULL, NULL), IMP_E_ARG);
+    assert_int_equal(imp_store_verify(NULL, 0, NULL, NULL, NULL), IMP_E_ARG);
+    assert_int_equal(imp_store_verify(w.store, 0, NULL, NULL, NULL), 0);
+    assert_int_equal(imp_store_rebuild(NULL), IMP_E_ARG);
+    assert_int_equal(imp_store_remove(NULL, 0), IMP_E_ARG);
+    assert_int_equal(imp_store_pin(NULL, 1, 1), IMP_E_ARG);
+    assert_int_equal(imp_store_gc(NULL, NULL), IMP_E_ARG);
+    assert_int_equal(imp_store_gc(w.store, NULL), 0);
+    assert_int_equal(imp_space_open(NULL, &desc, &space), IMP_E_ARG);
+    assert_int_equal(imp_space_open(w.store, NULL, &space), IMP_E_ARG);
+    assert_int_equal(imp_space_open(w.store, &desc, NULL), IMP_E_ARG);
+    assert_int_equal(imp_space_token_bytes(NULL), 0);
+    imp_space_id(NULL, id);
+    assert_string_equal(id, "");
+    imp_space_id(w.space, NULL);
+    imp_space_close(NULL);
+    assert_int_equal(imp_commit_begin(NULL, tokens, 8, 0, 0, &c), IMP_E_ARG);
+    assert_int_equal(imp_commit_begin(w.space, NULL, 8, 0, 0, &c), IMP_E_ARG);
+    assert_int_equal(imp_commit_begin(w.space, tokens, 8, 0, 0, NULL), IMP_E_ARG);
+    assert_int_equal(imp_commit_rows(NULL, 0, 0, 1, row, WORLD_ROW, row, WORLD_ROW), IMP_E_ARG);
+    assert_int_equal(imp_commit_finish(NULL), IMP_E_ARG);
+    imp_commit_cancel(NULL);
+    imp_store_opts_fill(NULL, sizeof(imp_store_opts));
+    imp_store_close(NULL);
+    imp_world_close(&w);
+}
+
+static int only_node(const imp_node_info *node, void *user)
+{
+    imp_node_info *out = user;
+    *out = *node;
+    return 0;
+}
+
+/* What an engine needs to pin: the space's id, and the node it matched. */
+static void space_ids(void **state)
+{
+    imp_world w;
+    int32_t tokens[50];
+    imp_node_info node;
+    imp_lease *lease;
+    imp_prefix_info info;
+    char id[33];
+    sequence(tokens, 50, 1);
+    assert_int_equal(imp_world_open(&w, *state, NULL, NULL), 0);
+    assert_int_equal(imp_world_commit(&w, tokens, 50, 0, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    assert_int_equal(imp_store_list(w.store, only_node, &node), 0);
+    imp_space_id(w.space, id);
+    assert_string_equal(node.space, id);
+    assert_int_equal(imp_prefix_acquire(w.space, tokens, 31, 0, &lease, &info), 0);
+    assert_int_equal(info.n_matched, 30);
+    assert_int_equal(info.node, node.id);
+    imp_lease_release(lease);
+    assert_int_equal(imp_store_pin(w.store, info.node, 1), 0);
+    assert_int_equal(imp_store_list(w.store, only_node, &node), 0);
+    assert_true(node.pinned);
+    imp_world_close(&w);
+}
+
+static char last_line[512];
+
+static void keep_line(imp_log_level level, const char *line, void *user)
+{
+    (void)level;
+    (void)user;
+    snprintf(last_line, sizeof last_line, "%s", line);
+}
+
+/* An entry that runs out of room keeps its front, and gc says that it can't do more. */
+static void room_for_the_front(void **state)
+{
+    imp_world w;
+    imp_store_opts opts;
+    static int32_t pinned[2000], tokens[2000];
+    imp_lease *lease;
+    imp_prefix_info info;
+    imp_gc_report report;
+    sequence(pinned, 2000, 1);
+    sequence(tokens, 2000, 10000);
+    imp_world_opts(&opts);
+    opts.limit_bytes = 2 << 20;
+    assert_int_equal(imp_world_open(&w, *state, &opts, NULL), 0);
+    assert_int_equal(imp_world_commit(&w, pinned, 2000, 0, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    assert_int_equal(imp_prefix_acquire(w.space, pinned, 2000, 0, &lease, &info), 0);
+    assert_int_equal(imp_store_pin(w.store, info.node, 1), 0);
+    imp_lease_release(lease);
+    assert_int_equal(imp_store_gc(w.store, &report), 0);
+
+    imp_log_set(keep_line, NULL, IMP_LOG_WARN);
+    imp_set_error(0, "as it was");
+    assert_int_equal(imp_world_commit(&w, tokens, 2000, 0, 0, NULL), 0);
+    assert_string_equal(imp_last_error(), "as it was");
+    assert_int_equal(imp_store_flush(w.store), IMP_E_FULL);
+    imp_log_set(NULL, NULL, IMP_LOG_WARN);
+    int64_t kept = imp_world_check(&w, tokens, 2000, true);
+    assert_in_range(kept, 64, 1999);
+    char want[64];
+    snprintf(want, sizeof want, "%d of 2000 tokens not stored", 2000 - (int)kept);
+    assert_non_null(strstr(last_line, want));
+    assert_non_null(strstr(imp_last_error(), want));
+    imp_world_close(&w);
+
+    opts.limit_bytes = 1 << 20;
+    imp_stats before, after;
+    assert_int_equal(imp_world_open(&w, *state, &opts, NULL), 0);
+    for (int i = 0; i < 2; i++) {
+        before = stats_of(&w);
+        assert_int_equal(imp_store_gc(w.store, &report), IMP_E_FULL);
+        after = stats_of(&w);
+        assert_int_equal(before.n_nodes - report.evicted_nodes, after.n_nodes);
+        assert_int_equal(after.evicted_nodes - before.evicted_nodes, report.evicted_nodes);
+        assert_int_equal(report.evicted_nodes > 0, i == 0);
+    }
+    assert_int_equal(imp_world_check(&w, tokens, 2000, true), 0);
+    assert_int_equal(imp_world_check(&w, pinned, 2000, true), 2000);
+    assert_int_equal(imp_store_remove(w.store, 0), 0); /* pinned or not */
+    assert_int_equal(imp_store_gc(w.store, &report), 0);
+    imp_world_close(&w);
+}
+
+/* What fails inside of calls that succeed isn't told. */
+static void last_error_of_failures(void **state)
+{
+    imp_world w;
+    int32_t tokens[50];
+    imp_hash128 hash;
+    imp_lease *lease;
+    imp_prefix_info info;
+    const char *file = imp_test_path(*state, "weights");
+    write_file(file, "x");
+    sequence(tokens, 50, 1);
+    imp_set_error(0, "as it was");
+    assert_int_equal(imp_world_open(&w, imp_test_path(*state, "store"), NULL, NULL), 0);
+    assert_int_equal(imp_world_commit(&w, tokens, 50, 0, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    assert_int_equal(imp_store_fingerprint(w.store, file, &hash), 0);
+    (void)stats_of(&w);
+    assert_int_equal(imp_store_gc(w.store, NULL), 0);
+    glob_t segments;
+    assert_int_equal(glob(imp_test_path(*state, "store/segments/*.seg"), 0, NULL, &segments), 0);
+    assert_int_equal(truncate(segments.gl_pathv[0], 100), 0);
+    globfree(&segments);
+    imp_world_close(&w);
+    assert_int_equal(imp_world_open(&w, imp_test_path(*state, "store"), NULL, NULL), 0);
+    assert_int_equal(imp_store_verify(w.store, 0, NULL, NULL, NULL), 1);
+    imp_log_set(keep_line, NULL, IMP_LOG_WARN);
+    assert_int_equal(imp_prefix_acquire(w.space, tokens, 50, 0, &lease, &info), 0);
+    imp_log_set(NULL, NULL, IMP_LOG_WARN);
+    assert_null(lease);
+    imp_world_close(&w);
+    assert_string_equal(imp_last_error(), "as it was");
+}
+
+/* A child has none of the store's threads: close must not wait for them, nor touch the parent's files. */
+static void close_in_a_fork(void **state)
+{
+    imp_world w;
+    int32_t tokens[50];
+    int status;
+    sequence(tokens, 50, 1);
+    assert_int_equal(imp_world_open(&w, *state, NULL, NULL), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(20);
+        imp_store_close(w.store);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    assert_int_equal(imp_world_commit(&w, tokens, 50, 0, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    assert_int_equal(imp_world_check(&w, tokens, 50, true), 50);
+    imp_world_close(&w);
+}
+
+/* Options of callers that were compiled with another header. */
+static void options_of_other_versions(void **state)
+{
+    struct {
+        imp_store_opts opts;
+        uint64_t more[2];
+    } newer;
+    imp_store *store;
+    const char *dir = imp_test_path(*state, "store");
+    memset(&newer, 0xff, sizeof newer);
+    imp_store_opts_fill(&newer.opts, sizeof newer);
+    assert_int_equal(newer.opts.struct_bytes, sizeof newer);
+    assert_int_equal(newer.opts.cache, IMP_CACHE_LRU);
+    assert_int_equal(newer.more[0] | newer.more[1], 0);
+    assert_int_equal(imp_store_open(dir, &newer.opts, &store), 0);
+    imp_store_close(store);
+    newer.more[1] = 1;
+    assert_int_equal(imp_store_open(dir, &newer.opts, &store), IMP_E_UNSUPPORTED);
+    assert_null(store);
+    newer.opts.struct_bytes = 40;
+    assert_int_equal(imp_store_open(dir, &newer.opts, &store), IMP_E_ARG);
 }
 
 /* ---- places where no store can be */
@@ -776,11 +1031,18 @@ int main(void)
         FAST_TEST(twin_raw),
         FAST_TEST(twin_q8),
         FAST_TEST(derived_apart),
+        FAST_TEST(rounded_makes_derived),
         FAST_TEST(limit_as_du_counts),
         FAST_TEST(pins_and_larger_than_the_limit),
         FAST_TEST(orphans_are_taken_in),
         TEST(newer_segments_stay),
         TEST(refusals),
+        TEST(nothing_given),
+        TEST(space_ids),
+        FAST_TEST(room_for_the_front),
+        TEST(last_error_of_failures),
+        TEST(close_in_a_fork),
+        TEST(options_of_other_versions),
         TEST(bad_places),
         TEST(modes_whatever_the_umask),
         TEST(reading_only),
