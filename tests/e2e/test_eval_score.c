@@ -88,7 +88,7 @@ static void check(const char *prefix, const task_example *example, uint32_t n_ba
 static void test_choices(void **unused)
 {
     (void)unused;
-    static char *choices[] = {"True", "False", "It depends on how the question is meant, and by whom it is asked.", "4!"};
+    static char *choices[] = {"True", "False", "It depends on how the question is meant, and by whom.", "4!"};
     task_example example = {.id = "1", .query = "Two and two are four. True or False?\nAnswer:", .choices = choices,
                             .n_choices = 4};
     check("", &example, 512);

@@ -39,8 +39,8 @@ static const eval_detail detail = {.logprobs = logprobs, .n_choices = 2, .prefix
 
 static eval_outcome outcome(size_t i)
 {
-    return (eval_outcome){.answer = i % 4, .choice_sum = i % 3, .choice_norm = i % 2, .kl = 0.5 * (double)i, .mass = 0.75,
-                          .identify_bytes = i, .bytes_read = UINT64_C(1) << 40};
+    return (eval_outcome){.answer = i % 4, .choice_sum = i % 3, .choice_norm = i % 2, .kl = 0.5 * (double)i,
+                          .mass = 0.75, .identify_bytes = i, .bytes_read = UINT64_C(1) << 40};
 }
 
 static off_t size_of(const char *path)

@@ -1,4 +1,4 @@
-/* The paired interval against a bootstrap that draws, exact binomials and symmetry; summaries against counting by hand. */
+/* The paired interval against a bootstrap that draws, exact binomials and symmetry; summaries counted by hand. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -45,8 +45,8 @@ static void test_read(void **unused)
     (void)unused;
     const char *path = write_file("a.val.jsonl",
                                   LINE("a-1", "Is it?") "  \r\n"
-                                  "{\"answer\":2, \"choices\":[\"x\",\"y z\",\"\xc3\xa9\"], \"id\":\"a-2\", \"task\":\"a\","
-                                  " \"query\":\"Q\\nA:\", \"extra\":{}}\r\n" LINE("a-3", "The last has no end"));
+                                  "{\"answer\":2, \"choices\":[\"x\",\"y z\",\"\xc3\xa9\"], \"id\":\"a-2\","
+                                  " \"task\":\"a\", \"query\":\"Q\\nA:\", \"extra\":{}}\r\n" LINE("a-3", "The last has no end"));
     task_file f;
     char error[TASK_ERROR_BYTES];
     assert_int_equal(task_file_read(path, NULL, &f, error), 0);
@@ -80,15 +80,15 @@ static void test_broken(void **unused)
         {"{\"query\":\"q\",\"choices\":[\"a\",\"b\"],\"answer\":0}", "`id` is missing"},
         {"{\"id\":7,\"query\":\"q\",\"choices\":[\"a\",\"b\"],\"answer\":0}", "`id` is not a text"},
         {"{\"id\":\"x\",\"choices\":[\"a\",\"b\"],\"answer\":0}", "`query` is missing"},
-        {"{\"id\":\"x\",\"query\":\" \",\"choices\":[\"a\",\"b\"],\"answer\":0}", "`query` is not a text, or an empty one"},
+        {"{\"id\":\"x\",\"query\":\" \",\"choices\":[\"a\",\"b\"],\"answer\":0}", "`query` is not a text, or an empty"},
         {"{\"id\":\"x\",\"query\":\"q\",\"answer\":0}", "`choices` is missing"},
         {"{\"id\":\"x\",\"query\":\"q\",\"choices\":\"ab\",\"answer\":0}", "`choices` is missing or not an array"},
         {"{\"id\":\"x\",\"query\":\"q\",\"choices\":[\"a\"],\"answer\":0}", "`choices` has 1 entries"},
         {"{\"id\":\"x\",\"query\":\"q\",\"choices\":[\"a\",2],\"answer\":0}", "choice 1 is not a text"},
-        {"{\"id\":\"x\",\"query\":\"q\",\"choices\":[\"a\",\"\"],\"answer\":0}", "choice 1 is not a text, or an empty one"},
+        {"{\"id\":\"x\",\"query\":\"q\",\"choices\":[\"a\",\"\"],\"answer\":0}", "choice 1 is not a text, or"},
         {"{\"id\":\"x\",\"query\":\"q\",\"choices\":[\"a\",\"b\"]}", "`answer` is missing"},
-        {"{\"id\":\"x\",\"query\":\"q\",\"choices\":[\"a\",\"b\"],\"answer\":\"a\"}", "`answer` is missing or not the number"},
-        {"{\"id\":\"x\",\"query\":\"q\",\"choices\":[\"a\",\"b\"],\"answer\":2}", "`answer` is 2, but choices go from 0 to 1"},
+        {"{\"id\":\"x\",\"query\":\"q\",\"choices\":[\"a\",\"b\"],\"answer\":\"a\"}", "`answer` is missing or not"},
+        {"{\"id\":\"x\",\"query\":\"q\",\"choices\":[\"a\",\"b\"],\"answer\":2}", "2, but choices go from 0 to 1"},
         {"{\"id\":\"x\",\"query\":\"q\",\"choices\":[\"a\",\"b\"],\"answer\":-1}", "`answer` is -1"},
         {"{\"id\":\"x\",\"id\":\"y\",\"query\":\"q\",\"choices\":[\"a\",\"b\"],\"answer\":0}", "duplicate"},
         {"{\"id\":\"first\",\"query\":\"q\",\"choices\":[\"a\",\"b\"],\"answer\":0}", "`first` is that of line 1 too"},
@@ -174,10 +174,10 @@ static void test_leak(void **unused)
     (void)unused;
     task_file train, scored;
     char error[TASK_ERROR_BYTES];
-    assert_int_equal(task_file_read(write_file("t.jsonl", LINE("t1", "one") LINE("t2", "two") LINE("s3", "three")), NULL,
-                                    &train, error), 0);
-    assert_int_equal(task_file_read(write_file("s.jsonl", LINE("s1", "four") LINE("s2", "two") LINE("s3", "five")), NULL,
-                                    &scored, error), 0);
+    const char *path = write_file("t.jsonl", LINE("t1", "one") LINE("t2", "two") LINE("s3", "three"));
+    assert_int_equal(task_file_read(path, NULL, &train, error), 0);
+    path = write_file("s.jsonl", LINE("s1", "four") LINE("s2", "two") LINE("s3", "five"));
+    assert_int_equal(task_file_read(path, NULL, &scored, error), 0);
     assert_null(task_leak(&train, 1, &scored, 3));  /* neither of the two that are alike */
     assert_null(task_leak(&train, 2, &scored, 1));
     assert_ptr_equal(task_leak(&train, 2, &scored, 2), &train.items[1]); /* same text */
