@@ -62,7 +62,7 @@ static int admit(imp_space *sp, const int32_t *tokens, size_t n_tokens, size_t f
     }
     /* What waits in the queue may hold the tokens before. */
     if (known < first_new && !s->first_job) {
-        rc = imp_fail(IMP_E_STALE, "%s: of the %zu tokens before an entry %zu are stored", s->dir, first_new, known);
+        rc = imp_fail(IMP_E_STALE, "%s: an entry from token %zu on, and only %zu are stored", s->dir, first_new, known);
         goto out;
     }
     size_t from = known > first_new ? known : first_new, n_new = n_tokens - from;
