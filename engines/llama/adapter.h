@@ -26,6 +26,7 @@
 
 #define LC_NO_CELL UINT32_MAX
 #define LC_MIN_PREFIX 16 /* a shorter prefix isn't worth a load */
+#define LC_E_GRAPH (-1000) /* the graph isn't what was assumed; never leaves the adapter */
 
 /* ------------------------------------------------------------------------------------------------------ cells ---- */
 
@@ -161,7 +162,7 @@ typedef struct lc_seq {
 
     /* The batch that is being decoded: */
     size_t n_before;    /* tokens before it */
-    llama_pos pos_before; /* ALIEN: its last position before it */
+    llama_pos pos_before; /* last position before it, -1: none */
     size_t n_share;     /* tokens of this sequence in it; 0: not in it */
     size_t first_share; /* of ctx->order */
     bool solo;          /* needs a pass of its own */

@@ -40,7 +40,7 @@ int lc_cells_indices(const struct ggml_tensor *idx, uint32_t *out, size_t n)
             for (size_t j = 0; j < part; j++) wide[j] = narrow[j];
         }
         for (size_t j = 0; j < part; j++) {
-            if (wide[j] < 0 || wide[j] >= LC_NO_CELL) return lc_error(IMP_E_UNSUPPORTED, "a cell index out of range");
+            if (wide[j] < 0 || wide[j] >= LC_NO_CELL) return lc_error(LC_E_GRAPH, "a cell index out of range");
             out[i + j] = (uint32_t)wide[j];
         }
         i += part;

@@ -22,8 +22,7 @@ static llama_pos pos_of(const imp_llama *ctx, const struct llama_batch *b, size_
     int32_t i = ctx->order[at];
     if (b->pos) return b->pos[i];
     const lc_seq *s = &ctx->seqs[seq_of(b, i)];
-    llama_pos next = s->state == LC_SEQ_ALIEN ? s->pos_before + 1 : (llama_pos)s->n_before;
-    return next + (llama_pos)(at - s->first_share);
+    return s->pos_before + 1 + (llama_pos)(at - s->first_share);
 }
 
 /* Sort the batch's tokens by sequence. False: it is one that llama.cpp would refuse, or that isn't offered here. */
@@ -46,7 +45,7 @@ static bool sort_out(imp_llama *ctx, const struct llama_batch *b)
         s->n_share = 0;
         s->n_before = s->n;
         s->solo = s->has_output = false;
-        if (s->state == LC_SEQ_ALIEN) s->pos_before = llama_memory_seq_pos_max(ctx->memory, (llama_seq_id)id);
+        s->pos_before = imp_llama_seq_pos_max(ctx, (llama_seq_id)id);
     }
     for (int32_t i = 0; i < b->n_tokens; i++) {
         lc_seq *s = &ctx->seqs[seq_of(b, i)];
@@ -301,7 +300,7 @@ int32_t imp_llama_decode(imp_llama *ctx, struct llama_batch batch)
     for (uint32_t id = 0; id < ctx->n_seq_max; id++) {
         lc_seq *s = &ctx->seqs[id];
         if (s->n_share == 0) continue;
-        if (!s->solo) s->report.query_tokens += s->n_share;
+        if (!s->solo && s->in_prompt) s->report.query_tokens += s->n_share;
         close_report(s, ns);
     }
     return 0;

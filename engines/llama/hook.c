@@ -91,7 +91,7 @@ static int check_visible(imp_llama *ctx, const struct ggml_tensor *attention)
         if (h->placed[i] < base || cell >= n || row[cell] != 0) n_visible = 0;
     }
     if (n_visible == h->n_visible) return 0;
-    return lc_error(IMP_E_UNSUPPORTED, "placed cells are not those that the attention sees");
+    return lc_error(LC_E_GRAPH, "placed cells are not those that the attention sees");
 }
 
 static void fill(imp_llama *ctx, const struct ggml_tensor *attention)
@@ -100,7 +100,7 @@ static void fill(imp_llama *ctx, const struct ggml_tensor *attention)
     int rc = 0;
     h->armed = false;
     if (lc_root(attention->src[1]) != ctx->sites[h->layer].k || lc_root(attention->src[2]) != ctx->sites[h->layer].v) {
-        rc = lc_error(IMP_E_UNSUPPORTED, "the graph's layers are not those of the self-check");
+        rc = lc_error(LC_E_GRAPH, "the graph's layers are not those of the self-check");
     } else if (h->layer == 0 && h->n_ubatches == 1 && h->n_visible) {
         rc = check_visible(ctx, attention);
     }
@@ -117,7 +117,7 @@ static bool ask_fill(imp_llama *ctx, struct ggml_tensor *t)
         if (t->op == GGML_OP_FLASH_ATTN_EXT) {
             fill(ctx, t);
         } else if (!is_no_op(t)) {
-            fail(h, lc_error(IMP_E_UNSUPPORTED, "%s between a layer's writes and its attention", ggml_op_name(t->op)));
+            fail(h, lc_error(LC_E_GRAPH, "%s between a layer's writes and its attention", ggml_op_name(t->op)));
         }
         return false;
     }
@@ -133,7 +133,7 @@ static void check_filled(imp_llama *ctx)
 {
     lc_hook *h = &ctx->hook;
     if (h->mode != LC_HOOK_FILL || (h->fill_once && h->n_ubatches > 1) || h->layer == ctx->n_sites) return;
-    fail(h, lc_error(IMP_E_UNSUPPORTED, "%zu of %zu layers asked for their rows", h->layer, ctx->n_sites));
+    fail(h, lc_error(LC_E_GRAPH, "%zu of %zu layers asked for their rows", h->layer, ctx->n_sites));
 }
 
 bool lc_hook_eval(struct ggml_tensor *t, bool ask, void *user)
@@ -180,7 +180,7 @@ int32_t lc_hook_decode(imp_llama *ctx, struct llama_batch batch, lc_hook_mode mo
     unmute(h);
     if (rc == 0 && !h->error) check_filled(ctx);
     if (rc == 0 && !h->error && mode != LC_HOOK_PROBE && h->n_cells != (size_t)batch.n_tokens) {
-        h->error = lc_error(IMP_E_UNSUPPORTED, "the cells of %zu of %d tokens are known", h->n_cells, batch.n_tokens);
+        h->error = lc_error(LC_E_GRAPH, "the cells of %zu of %d tokens are known", h->n_cells, batch.n_tokens);
     }
     if (error) *error = h->error;
     h->n_visible = 0;

@@ -9,6 +9,7 @@
  * without computing anything; while the query's layers run, each layer's rows are written into the same cells.
  */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -189,8 +190,9 @@ static int32_t decode_span(imp_llama *ctx, llama_seq_id id, size_t from, size_t 
         }
         h->n_visible = mode == LC_HOOK_FILL ? s->n_placed + (first - s->n_loaded) + 1 : 0;
         int32_t rc = lc_hook_decode(ctx, ctx->work, mode, error);
-        if (rc != 0 || *error) return rc;
-        lc_seq_set_cells(s, first, h->cells, n);
+        if (rc != 0 || (*error && mode != LC_HOOK_WATCH)) return rc;
+        if (!*error) lc_seq_set_cells(s, first, h->cells, n);
+        *error = 0; /* one that was only watched is good; what isn't known of its cells isn't stored */
         if (s->exact == first) s->exact = first + n;
         for (size_t i = first; i < first + n; i++) {
             if (!ctx->work.logits[i - first]) continue;
@@ -246,7 +248,8 @@ static int32_t try_once(imp_llama *ctx, llama_seq_id id, const plan *p, bool now
     r->loaded_tokens = k;
 
     int32_t rc = lc_pass_place(ctx, id, (llama_pos)p->prefix, k, s->placed);
-    if (rc != 0) return rc;
+    if (rc == -3) *error = LC_E_GRAPH; /* it can still be computed */
+    if (rc != 0) return *error ? 0 : rc;
     if (!p->partial) memcpy(s->cells, s->placed, k * sizeof *placed);
     if (now) *error = fill_now(ctx, s);
     if (!*error) rc = decode_span(ctx, id, p->prefix, n_batch, outputs, now ? LC_HOOK_WATCH : LC_HOOK_FILL, error);
@@ -266,9 +269,9 @@ static int judge(imp_llama *ctx, lc_seq *s, int error)
 {
     s->report.retries++;
     lc_say(IMP_LOG_WARN, "a load failed and is done again with less or without: %s", imp_last_error());
-    if (error == IMP_E_UNSUPPORTED) { /* the graph isn't what the self-check saw */
+    if (error == LC_E_GRAPH) { /* the graph isn't what the self-check saw */
         lc_say(IMP_LOG_ERROR, "the store is no longer used by this context: %s", imp_last_error());
-        strncpy(ctx->why, imp_last_error(), sizeof ctx->why - 1);
+        snprintf(ctx->why, sizeof ctx->why, "%s", imp_last_error());
         ctx->fit = IMP_LLAMA_FIT_NONE;
     }
     return error == IMP_E_IO || error == IMP_E_CORRUPT || error == IMP_E_STALE ? 1 : TRIES;

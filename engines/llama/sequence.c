@@ -87,7 +87,7 @@ void lc_seq_match(imp_llama *ctx, lc_seq *s, size_t limit)
 {
     lc_seq_release(s);
     if (s->request.max_match && limit > s->request.max_match) limit = s->request.max_match;
-    if (s->request.recompute || limit == 0) return;
+    if (s->request.recompute || ctx->fit == IMP_LLAMA_FIT_NONE || limit == 0) return;
 
     /* A match leaves at least one token over; a token that no prompt has, put behind, lets it reach `limit`. */
     uint64_t start = lc_now_ns();

@@ -9,13 +9,14 @@
  *
  * What happens inside (docs/llama.md). Tokens of a sequence that the store holds are only noted when they are decoded.
  * At the first token that must really be computed (the store hasn't got it, or its logits are asked for) the noted
- * prefix is loaded: k cells are placed at the positions just below the query without computing anything, and before each
- * layer's attention runs the rows that matter for the query are written into them (compact cells). Keys are stored after RoPE, so a token's rows
- * work in any cell. New tokens' rows are copied out of the cells and stored behind the answer.
+ * prefix is loaded: k cells are placed at the positions just below the query without computing anything, and before
+ * each layer's attention runs the rows that matter for the query are written into them (compact cells). Keys are stored
+ * after RoPE, so a token's rows work in any cell. New tokens' rows are copied out of the cells and stored behind the
+ * answer.
  *
  * The hook is found by structure in the graph (SET_ROWS into a cache tensor, then FLASH_ATTN_EXT over views of it), and
  * tried out when a context is opened. Models that don't fit (sliding window, recurrent, hybrid, ALiBi, MLA, M-RoPE,
- * layers that share KV) run as plain llama.cpp: imp_llama_fit() says why, in one line, and nothing is stored.
+ * layers that share KV) run as plain llama.cpp: imp_llama_get_fit() says why, in one line, and nothing is stored.
  *
  * Threads: one thread at a time per imp_llama.
  */
