@@ -1,4 +1,5 @@
 /* impress run: the main job. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,12 +16,14 @@ typedef struct run_settings {
     store_settings store;
     const char *model, *prefix_file, *system, *salt, *cache_type;
     opt_texts questions;
-    double retention, temperature;
+    double retention; /* RETENTION_DEFAULT: not given */
+    double temperature;
     uint64_t n_answer, n_ctx, n_threads, n_batch, n_ubatch, seed, keep_first, keep_last, query_rows;
     bool compare, json, raw, store_derived, verbose;
 } run_settings;
 
 #define AT(member) offsetof(run_settings, member)
+#define RETENTION_DEFAULT HUGE_VAL
 
 static const opt options[] = {
     {"model", 'm', OPT_TEXT, AT(model), "FILE", "the model, a GGUF file", false},
@@ -59,7 +62,7 @@ static const opt_command command = {
     "stores its KV; any later call, also in a new process, loads it and answers at once.",
     "examples:\n"
     "  impress run -m smollm2.gguf -f handbook.txt -p \"What does error 17 mean?\"\n"
-    "  impress run -m smollm2.gguf -f handbook.txt -p \"Who may reset it?\" --system as-h2o-lru --retention 0.25\n"
+    "  impress run -m smollm2.gguf -f handbook.txt -p \"Who may reset it?\" -s as-h2o-lru -r 0.25\n"
     "  impress run -m smollm2.gguf -f handbook.txt -p \"Who may reset it?\" --compare\n\n"
     "The answer goes to standard output, everything else to standard error. Options may also stand in\n"
     "~/.config/impress/config (name = value) and in the environment (IMPRESS_STORE=...).",
@@ -87,7 +90,7 @@ static int make_system(const char *name, const run_settings *s, run_system *out)
     r->max_query_rows = (uint32_t)s->query_rows;
     if (r->recompute) return 0;
     if (imp_system_preset(name, &r->switches) < 0) return opt_misuse(&command, "--system: %s", imp_last_error());
-    if (r->switches.identify != IMP_IDENTIFY_NONE) r->retention = s->retention > 0 ? s->retention : 0.25;
+    if (r->switches.identify != IMP_IDENTIFY_NONE) r->retention = s->retention != RETENTION_DEFAULT ? s->retention : 0.25;
     return 0;
 }
 
@@ -99,7 +102,7 @@ static int check(const run_settings *s)
     for (size_t i = 0; i < s->questions.n; i++)
         if (s->questions.items[i][strspn(s->questions.items[i], " \t\r\n")] == '\0')
             return opt_misuse(&command, "the question is empty");
-    if (s->retention != 0 && !(s->retention > 0 && s->retention <= 1))
+    if (s->retention != RETENTION_DEFAULT && !(s->retention > 0 && s->retention <= 1))
         return opt_misuse(&command, "--retention wants a share over 0 and up to 1, not %g", s->retention);
     if (s->temperature < 0) return opt_misuse(&command, "--temp wants 0 or more, not %g", s->temperature);
     if (s->cache_type && strcmp(s->cache_type, "f16") && strcmp(s->cache_type, "q8_0"))
@@ -307,7 +310,7 @@ static int print_json(const run *r)
 
 int cmd_run(int argc, char **argv)
 {
-    run_settings s = {.n_answer = 128, .n_batch = 2048, .n_ubatch = 512, .seed = 1};
+    run_settings s = {.retention = RETENTION_DEFAULT, .n_answer = 128, .n_batch = 2048, .n_ubatch = 512, .seed = 1};
     int n_positional;
     int rc = opt_parse(&command, argc, argv, &s, &n_positional);
     if (rc) return rc == 1 ? 0 : rc;
@@ -318,7 +321,7 @@ int cmd_run(int argc, char **argv)
     imp_store_opts opts;
     if ((rc = store_settings_apply(&command, &s.store, &opts)) != 0) return rc;
     if ((rc = make_system(s.system ? s.system : s.compare ? "as-h2o-lru" : "as", &s, &r.system)) != 0) return rc;
-    if (s.retention != 0 && s.retention < 1 && r.system.request.retention >= 1 && !s.compare)
+    if (s.retention != RETENTION_DEFAULT && s.retention < 1 && r.system.request.retention >= 1 && !s.compare)
         return opt_misuse(&command, "--system %s loads every token: --retention has no meaning for it", r.system.name);
     opts.cache = r.system.request.switches.cache;
 
