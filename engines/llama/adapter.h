@@ -34,6 +34,7 @@ typedef struct lc_site {
     struct ggml_tensor *k, *v;         /* the layer's cache tensors, [row, cells, streams] */
     struct ggml_tensor *first, *last;  /* of these two, in the order in which the graph writes them */
     imp_layer_shape shape;
+    uint32_t n_heads;                  /* of queries */
 } lc_site;
 
 /* Grows; kept from use to use. */
@@ -228,6 +229,7 @@ struct imp_llama {
     char why[160];
     uint32_t n_vocab, n_batch, n_ubatch, n_seq_max;
     uint32_t min_query;
+    bool widen_query;
     char *salt;
     char **files;
     size_t n_files;

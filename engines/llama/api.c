@@ -66,6 +66,7 @@ static int copy_params(imp_llama *ctx, const imp_llama_params *params)
 {
     ctx->store = params->store;
     ctx->min_query = params->min_query_tokens ? params->min_query_tokens : 16;
+    ctx->widen_query = params->widen_query;
     ctx->salt = strdup(params->salt ? params->salt : "");
     ctx->files = calloc(params->n_model_files, sizeof *ctx->files);
     if (!ctx->salt || !ctx->files) return lc_error(IMP_E_NOMEM, "no memory for a context");

@@ -27,6 +27,25 @@ typedef struct plan {
     imp_load_opts opts;
 } plan;
 
+/* On a CPU llama.cpp computes attention in tiles for CPU_TILE queries and more. For fewer, one operation takes some
+ * SLOWER times as long (measured: 12). So it may be quicker to compute more tokens; weights count either way. */
+static size_t widen(const imp_llama *ctx, size_t n, size_t prefix)
+{
+    enum { CPU_TILE = 64, SLOWER = 12 };
+    const lc_site *sites = ctx->sites;
+    size_t n_query = n - prefix;
+    bool tiles = ctx->widen_query && ctx->host && ctx->n_ubatch >= CPU_TILE && sites[0].k->type == GGML_TYPE_F16 &&
+                 sites[0].v->type == GGML_TYPE_F16;
+    if (!tiles || n_query >= CPU_TILE || n < CPU_TILE + LC_MIN_PREFIX) return prefix;
+
+    double weights = 2 * (double)llama_model_n_params(ctx->model), attention = 0; /* operations for one token */
+    for (size_t l = 0; l < ctx->n_sites; l++) {
+        attention += 2.0 * sites[l].n_heads * (sites[l].shape.head_dim_k + sites[l].shape.head_dim_v) * (double)n;
+    }
+    bool quicker = CPU_TILE * (weights + attention) < (double)n_query * (weights + SLOWER * attention);
+    return quicker ? n - CPU_TILE : prefix;
+}
+
 static plan make_plan(const imp_llama *ctx, const lc_seq *s, bool whole, size_t n_min_computed)
 {
     const imp_llama_request *r = &s->request;
@@ -53,6 +72,7 @@ static plan make_plan(const imp_llama *ctx, const lc_seq *s, bool whole, size_t 
         p.opts.switches.identify = IMP_IDENTIFY_NONE;
         p.opts.retention = 1;
         if (p.prefix > s->n - n_min_computed) p.prefix = s->n - n_min_computed;
+        if (!whole) p.prefix = widen(ctx, s->n, p.prefix);
         if (p.prefix < LC_MIN_PREFIX) p.prefix = 0;
     }
     return p;

@@ -124,6 +124,7 @@ static void probe_attention(imp_llama *ctx, struct ggml_tensor *t)
     sites[ctx->n_sites++] = (lc_site){
         .k = k, .v = v, .first = p->written[0], .last = p->written[1],
         .shape = {(uint32_t)k_view->ne[2], (uint32_t)k_view->ne[0], (uint32_t)v_view->ne[0]},
+        .n_heads = (uint32_t)q->ne[2],
     };
     p->mask = lc_root(mask);
     p->sinks = p->sinks || t->src[4];

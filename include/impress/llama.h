@@ -55,6 +55,9 @@ typedef struct imp_llama_params {
     const char *salt;                  /* tenant; NULL: "" */
     imp_llama_request request;         /* default of every sequence */
     uint32_t min_query_tokens;         /* tokens that are computed at least under a partial load; 0: 16 */
+    bool widen_query;                  /* compute the last tokens of a whole prefix anew, up to 64 with the query, where
+                                          that looks quicker: on a CPU attention is slow, and adds up in half precision,
+                                          for fewer tokens than that at once */
 } imp_llama_params;
 
 void imp_llama_params_init(imp_llama_params *params);
@@ -132,7 +135,7 @@ typedef enum imp_llama_way {
 typedef struct imp_llama_report {
     imp_llama_way way;
     size_t prompt_tokens;
-    size_t matched_tokens;  /* found in the store and used */
+    size_t matched_tokens;  /* found in the store and used; prompt_tokens - matched_tokens were computed */
     size_t loaded_tokens;   /* cells filled per layer */
     size_t query_tokens;    /* really computed */
     uint64_t total_ns;      /* in imp_llama_decode(); = match + identify + io_wait + gather + compute */

@@ -80,6 +80,36 @@ static void test_is_exact(void **state)
     free(expected);
 }
 
+/* A query just below what attention on a CPU takes in tiles is made as long as that. */
+static void test_widened_query(void **state)
+{
+    (void)state;
+    prompt p = make_prompt(3 * N_PREFIX, question_a), cut = p;
+    cut.n_prefix = p.n - 64;
+    float *expected = reference(&cut, context_params());
+    imp_store *store = open_store();
+    imp_llama_params params;
+    imp_llama_params_init(&params);
+    params.store = store;
+    params.model_files = &model_path;
+    params.n_model_files = 1;
+    params.widen_query = true;
+    imp_llama *ctx;
+    assert_int_equal(imp_llama_init(model, context_params(), &params, &ctx), 0);
+    store_prefix(ctx, store, &p);
+    for (int n_query = 1; n_query < 64; n_query += 57) {
+        params.request.max_match = (size_t)(p.n - n_query);
+        assert_int_equal(imp_llama_set_request(ctx, 0, &params.request), 0);
+        assert_int_equal(feed(ctx, &p, 0, 0, p.n, 512), 0);
+        assert_int_equal(report(ctx, 0).query_tokens, n_query == 1 ? 1 : 64);
+        if (n_query > 1) check_same(expected, imp_llama_get_logits_ith(ctx, -1));
+        imp_llama_clear(ctx);
+    }
+    imp_llama_free(ctx);
+    imp_store_close(store);
+    free(expected);
+}
+
 static void test_query_over_several_ubatches(void **state)
 {
     (void)state;
@@ -231,6 +261,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_loads_all_f16, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(test_loads_all_q8_0, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(test_is_exact, make_dir, drop_dir),
+        cmocka_unit_test_setup_teardown(test_widened_query, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(test_query_over_several_ubatches, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(test_loads_a_part, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(test_generates_the_same, make_dir, drop_dir),
