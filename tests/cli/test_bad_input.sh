@@ -42,7 +42,8 @@ cp -a "$tmp/store" "$tmp/newer"
 python3 - "$tmp/newer/catalogue.db" <<'PY'
 import sqlite3, sys
 c = sqlite3.connect(sys.argv[1])
-c.execute("pragma user_version = 99")
+word = 99 | (~99 & 0xffff) << 16  # a version and its complement: docs/format.md
+c.execute("pragma user_version = %d" % (word - (1 << 32)))
 c.commit()
 c.close()
 PY
