@@ -28,8 +28,9 @@ int app_prefill(imp_llama *ctx, const app_prompt *prompt, size_t from, app_row *
     uint64_t start = app_now_ns();
     int32_t rc = 0;
     struct llama_batch batch = llama_batch_init((int32_t)step, 0, 1);
+    size_t cut = imp_llama_query_start(ctx, prompt->n, prompt->n_prefix);
     for (size_t at = from, n; rc == 0 && at < prompt->n; at += n) {
-        size_t end = at < prompt->n_prefix ? prompt->n_prefix : prompt->n;
+        size_t end = at < cut ? cut : prompt->n;
         n = end - at < step ? end - at : step;
         batch.n_tokens = (int32_t)n;
         for (size_t i = 0; i < n; i++) {
@@ -47,6 +48,7 @@ int app_prefill(imp_llama *ctx, const app_prompt *prompt, size_t from, app_row *
     llama_batch_free(batch);
     text_progress_end(&progress);
     row->ttft_ns = app_now_ns() - start;
+    row->prompt_tokens = prompt->n;
     row->prefix_tokens = prompt->n_prefix;
     if (rc == 1) return app_fail("the prompt of %zu tokens doesn't fit the context", prompt->n);
     if (rc != 0) return app_fail("llama.cpp failed to compute the prompt (code %d)", rc);

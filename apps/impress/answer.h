@@ -13,7 +13,7 @@
 typedef struct app_row {
     const char *system;
     double retention;
-    size_t prefix_tokens;
+    size_t prompt_tokens, prefix_tokens;
     uint64_t ttft_ns;
     imp_llama_report report;
     bool compared;         /* kl and top1_same are set */
@@ -27,8 +27,8 @@ typedef struct app_row {
 void app_row_free(app_row *row);
 
 /* Decode prompt tokens [from, n) on sequence 0, with logits for the last, and take in what it took. A batch ends where the
- * prefix does, so that the question is computed in batches of the same shape wherever the prefix came from: rounding in
- * llama.cpp depends on the shape, and answers could otherwise differ by that alone.
+ * query of a loaded prefix starts, so that the question is computed in batches of the same shape wherever the prefix came
+ * from: rounding in llama.cpp depends on the shape, and answers could otherwise differ by that alone.
  * Returns 0 or an exit code. */
 int app_prefill(imp_llama *ctx, const app_prompt *prompt, size_t from, app_row *row);
 

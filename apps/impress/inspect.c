@@ -1,9 +1,12 @@
 /* impress ls, stat, verify, rm, gc, pin: a look into a store, and a hand on it. */
+#include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "commands.h"
 #include "report.h"
@@ -53,6 +56,14 @@ static bool open_store(inspection *in, unsigned flags, int *code)
     opts.flags |= flags | IMP_STORE_MUST_EXIST;
     if (*code == 0 && imp_store_open(in->dir, &opts, &in->store) < 0) *code = app_fail("%s", imp_last_error());
     return *code == 0;
+}
+
+/* To look at it: opened as any program would, so that a lost catalogue is made again first, or for reading alone where
+ * this user may not write. */
+static bool open_to_look(inspection *in, int *code)
+{
+    bool writable = faccessat(AT_FDCWD, in->dir, W_OK, AT_EACCESS) == 0 || errno == ENOENT;
+    return open_store(in, writable ? 0 : IMP_STORE_READONLY, code);
 }
 
 /* Are the arguments from the second on numbers of nodes? Asked before the first of them is touched. */
@@ -111,7 +122,7 @@ int cmd_ls(int argc, char **argv)
 {
     inspection in;
     int rc;
-    if (!parse(&in, &ls_command, argc, argv, 1, &rc) || !open_store(&in, IMP_STORE_READONLY, &rc)) return rc;
+    if (!parse(&in, &ls_command, argc, argv, 1, &rc) || !open_to_look(&in, &rc)) return rc;
     listing l = {.now_s = (int64_t)time(NULL)};
     if (in.s.json) l.array = json_array();
     else l.table = text_table_new(10);
@@ -144,7 +155,7 @@ int cmd_stat(int argc, char **argv)
 {
     inspection in;
     int rc;
-    if (!parse(&in, &stat_command, argc, argv, 1, &rc) || !open_store(&in, IMP_STORE_READONLY, &rc)) return rc;
+    if (!parse(&in, &stat_command, argc, argv, 1, &rc) || !open_to_look(&in, &rc)) return rc;
     imp_stats st;
     if (imp_store_stats(in.store, &st) < 0) {
         rc = app_fail("%s", imp_last_error());

@@ -44,7 +44,7 @@ json_t *report_json(const app_row *row, const char *model)
     bad |= json_object_set_new(o, "gather_ms", ms(r->gather_ns));
     bad |= json_object_set_new(o, "compute_ms", timed ? ms(compute_ns(row)) : json_null());
     bad |= json_object_set_new(o, "prefix_tokens", json_integer((json_int_t)row->prefix_tokens));
-    bad |= json_object_set_new(o, "prompt_tokens", json_integer((json_int_t)r->prompt_tokens));
+    bad |= json_object_set_new(o, "prompt_tokens", json_integer((json_int_t)row->prompt_tokens));
     bad |= json_object_set_new(o, "matched_tokens", json_integer((json_int_t)r->matched_tokens));
     bad |= json_object_set_new(o, "loaded_tokens", json_integer((json_int_t)r->loaded_tokens));
     bad |= json_object_set_new(o, "query_tokens", json_integer((json_int_t)r->query_tokens));
@@ -88,7 +88,7 @@ void report_line(const app_row *row)
     fprintf(stderr, "[first token after %.1f ms: match %.2f, identify %.1f, I/O wait %.1f, gather %.1f, compute %.1f]\n",
             (double)row->ttft_ns / 1e6, (double)r->match_ns / 1e6, (double)r->identify_ns / 1e6,
             (double)r->io_wait_ns / 1e6, (double)r->gather_ns / 1e6, (double)compute_ns(row) / 1e6);
-    fprintf(stderr, "[%zu tokens of prompt: %zu matched, %zu loaded, %zu computed; %s read of %s]\n", r->prompt_tokens,
+    fprintf(stderr, "[%zu tokens of prompt: %zu matched, %zu loaded, %zu computed; %s read of %s]\n", row->prompt_tokens,
             r->matched_tokens, r->loaded_tokens, r->query_tokens, text_bytes(r->bytes_read, read),
             text_bytes(r->bytes_full, full));
 }

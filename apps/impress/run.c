@@ -172,6 +172,7 @@ static int open_context(run *r, const imp_llama_request *request)
     params.n_model_files = 1;
     params.salt = s->salt;
     params.request = *request;
+    params.widen_query = true;
     if (imp_llama_init(r->model, cp, &params, &r->ctx) < 0) return app_fail("%s", imp_last_error());
     const char *why = "";
     if (r->store && imp_llama_get_fit(r->ctx, &why) != IMP_LLAMA_FIT_FULL) fprintf(stderr, "impress: note: %s\n", why);

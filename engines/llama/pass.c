@@ -46,6 +46,13 @@ static size_t widen(const imp_llama *ctx, size_t n, size_t prefix)
     return quicker ? n - CPU_TILE : prefix;
 }
 
+size_t imp_llama_query_start(const imp_llama *ctx, size_t n_tokens, size_t n_stored)
+{
+    if (!ctx || n_tokens == 0) return 0;
+    if (n_stored >= n_tokens) n_stored = n_tokens - 1;
+    return ctx->space ? widen(ctx, n_tokens, n_stored) : n_stored;
+}
+
 static plan make_plan(const imp_llama *ctx, const lc_seq *s, bool whole, size_t n_min_computed)
 {
     const imp_llama_request *r = &s->request;

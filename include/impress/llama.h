@@ -146,6 +146,11 @@ typedef struct imp_llama_report {
     uint32_t retries;       /* passes thrown away because a read failed */
 } imp_llama_report;
 
+/* The first token that is computed when of a prompt of `n_tokens` the first `n_stored` are loaded whole: n_stored, or
+ * less with `widen_query`. A program that compares with recomputing ends a batch there: what llama.cpp computes depends,
+ * in the last bits, on how tokens are cut into batches. */
+size_t imp_llama_query_start(const imp_llama *ctx, size_t n_tokens, size_t n_stored);
+
 int imp_llama_get_report(imp_llama *ctx, llama_seq_id seq, imp_llama_report *out);
 
 #ifdef __cplusplus

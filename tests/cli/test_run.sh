@@ -2,21 +2,21 @@
 # The main job: compute and store, then load in a new process; compare; what is kept, and with which rights.
 . "$(dirname "$0")/lib.sh"
 need_model
-words 700 7 >"$tmp/prefix.txt"
+words 400 7 >"$tmp/prefix.txt"
 run=("$IMPRESS" run -m "$IMPRESS_MODEL" -f "$tmp/prefix.txt" -n 8 --store "$tmp/store")
 ask=(-p 'What is this about?')
 
 umask 000
 "${run[@]}" "${ask[@]}" --json >"$tmp/1.json" 2>"$tmp/err" || fail "first run: $(cat "$tmp/err")"
 json_ok "$tmp/1.json" 'd["matched_tokens"] == 0 and d["bytes_read"] == 0 and d["system"] == "as"'
-json_ok "$tmp/1.json" 'd["query_tokens"] == d["prompt_tokens"] and d["prefix_tokens"] > 1000'
+json_ok "$tmp/1.json" 'd["query_tokens"] == d["prompt_tokens"] and d["prefix_tokens"] > 600'
 json_ok "$tmp/1.json" 'd["ttft_ms"] > 0 and d["kl"] is None and len(d["answer"]) > 0'
 [ "$(find "$tmp/store" -type d ! -perm 0700 | wc -l)" -eq 0 ] || fail "a directory is not 0700"
 [ "$(find "$tmp/store" -type f ! -perm 0600 | wc -l)" -eq 0 ] || fail "a file is not 0600: $(find "$tmp/store" -type f ! -perm 0600)"
 
 # A new process, another question: the prefix is matched whole, and only the rest is computed.
 "${run[@]}" -p 'Is there more to say?' --json >"$tmp/2.json" 2>"$tmp/err" || fail "second run: $(cat "$tmp/err")"
-json_ok "$tmp/2.json" 'd["matched_tokens"] >= d["prefix_tokens"] and d["loaded_tokens"] == d["matched_tokens"]'
+json_ok "$tmp/2.json" 'd["matched_tokens"] >= d["prompt_tokens"] - 64 and d["loaded_tokens"] == d["matched_tokens"]'
 json_ok "$tmp/2.json" 'd["query_tokens"] == d["prompt_tokens"] - d["matched_tokens"]'
 json_ok "$tmp/2.json" 'd["bytes_read"] >= d["bytes_full"] > 0 and d["way"] == "whole"'
 parts='abs(d["match_ms"] + d["identify_ms"] + d["io_wait_ms"] + d["gather_ms"] + d["compute_ms"] - d["ttft_ms"]) < 1e-3'
@@ -27,7 +27,8 @@ json_ok "$tmp/2.json" "$parts"
 json_ok "$tmp/3.json" '[r["system"] for r in d] == ["recomp"] * 2 + ["as"] * 2 + ["as-h2o-lru"] * 2'
 json_ok "$tmp/3.json" 'all(r["kl"] == 0 and r["matched_tokens"] == 0 for r in d[:1])'
 json_ok "$tmp/3.json" 'all(r["kl"] < 1e-3 and r["top1_same"] for r in d[2:4])'
-json_ok "$tmp/3.json" 'all(r["matched_tokens"] == r["prefix_tokens"] for r in d[2:])'
+# A whole load may compute up to 64 tokens of the prompt anew, a partial one at least 16.
+json_ok "$tmp/3.json" 'all(r["prompt_tokens"] - 64 <= r["matched_tokens"] <= r["prefix_tokens"] for r in d[2:])'
 json_ok "$tmp/3.json" 'all(r["retention"] == 0.25 and abs(r["loaded_tokens"] - r["matched_tokens"] / 4) < 2 for r in d[4:])'
 json_ok "$tmp/3.json" 'all(0.3 < r["mass"] <= 1 and 0 < r["identify_bytes"] <= r["bytes_read"] for r in d[4:])'
 "${run[@]}" "${ask[@]}" --compare >"$tmp/table" 2>"$tmp/err" || fail "compare table: $(cat "$tmp/err")"
@@ -40,13 +41,13 @@ awk 'length > 80 { exit 1 }' <(tail -15 "$tmp/table") || fail "the table is wide
 "${run[@]}" -p 'Is there more to say?' >"$tmp/answer" 2>/dev/null || fail "plain run"
 [ "$(cat "$tmp/answer")" = "$(json "$tmp/2.json" 'd["answer"]')" ] || fail "streamed answer differs from the one in JSON"
 "$IMPRESS" run -m "$IMPRESS_MODEL" -f - -n 8 --store "$tmp/store" -p 'Is there more to say?' --json <"$tmp/prefix.txt" >"$tmp/4.json" 2>/dev/null
-json_ok "$tmp/4.json" 'd["matched_tokens"] > 1000'
+json_ok "$tmp/4.json" 'd["matched_tokens"] > 600'
 
 # Settings from file and environment; the flag wins.
 mkdir -p "$tmp/config/impress"
 printf 'store = %s\nn-predict = 3\n' "$tmp/store" >"$tmp/config/impress/config"
 "$IMPRESS" run -m "$IMPRESS_MODEL" -f "$tmp/prefix.txt" "${ask[@]}" --json >"$tmp/5.json" 2>/dev/null
-json_ok "$tmp/5.json" 'd["answer_tokens"] <= 3 and d["matched_tokens"] > 1000'
+json_ok "$tmp/5.json" 'd["answer_tokens"] <= 3 and d["matched_tokens"] > 600'
 IMPRESS_N_PREDICT=2 "$IMPRESS" run -m "$IMPRESS_MODEL" -f "$tmp/prefix.txt" "${ask[@]}" --json -n 1 >"$tmp/5.json" 2>/dev/null
 json_ok "$tmp/5.json" 'd["answer_tokens"] == 1'
 rm -r "$tmp/config"
@@ -58,7 +59,7 @@ for other in '--salt tenant' '--cache-type q8_0' '--system recomp'; do
     json_ok "$tmp/6.json" 'd["matched_tokens"] == 0'
 done
 "${run[@]}" -p 'Is there more to say?' --cache-type q8_0 --json >"$tmp/6.json" 2>/dev/null
-json_ok "$tmp/6.json" 'd["matched_tokens"] >= d["prefix_tokens"]'
+json_ok "$tmp/6.json" 'd["matched_tokens"] >= d["prompt_tokens"] - 64'
 "$IMPRESS" run -m "$IMPRESS_MODEL" -f "$tmp/prefix.txt" "${ask[@]}" -n 2 --store none --json >"$tmp/7.json" 2>/dev/null
 json_ok "$tmp/7.json" 'd["matched_tokens"] == 0'
 [ ! -e "$tmp/cache" ] || fail "--store none left files"
@@ -67,7 +68,7 @@ json_ok "$tmp/7.json" 'd["matched_tokens"] == 0'
 "${run[@]}" "${ask[@]}" --store "$tmp/q8" --rest q8 --compare --json >"$tmp/8.json" 2>"$tmp/err" || fail "q8: $(cat "$tmp/err")"
 json_ok "$tmp/8.json" 'd[1]["kl"] < 0.05 and d[1]["bytes_full"] < 0.6 * 23040 * d[1]["matched_tokens"]'
 
-# No prompt text in the store's open files names or in the log.
+# No prompt text in the log.
 "${run[@]}" "${ask[@]}" -v >/dev/null 2>"$tmp/log"
 grep -qF 'What is this about' "$tmp/log" && fail "the log holds prompt text"
 "$IMPRESS" verify "$tmp/store" >"$tmp/out" || fail "verify after all this: $(cat "$tmp/out")"
