@@ -69,7 +69,7 @@ ratio = recomp["ttft_ms"] / stored["ttft_ms"]
 print(f"\nfirst token of a stored prefix of {stored['matched_tokens']} tokens, new process, cold page cache: "
       f"{stored['ttft_ms']:.0f} ms; recomputed: {recomp['ttft_ms']:.0f} ms; {ratio:.1f}x sooner")
 bad = []
-if stored["matched_tokens"] < stored["prefix_tokens"]:
+if stored["matched_tokens"] < stored["prompt_tokens"] - 64: # up to 64 tokens are computed, where that is quicker
     bad.append(f"only {stored['matched_tokens']} of {stored['prefix_tokens']} handbook tokens came from the store")
 if full["kl"] is None or not full["kl"] < 1e-3:
     bad.append(f"KL of a full load to recompute is {full['kl']}, not under 0.001")
