@@ -19,7 +19,7 @@ llama_flag = -DIMPRESS_LLAMA=$(LLAMA)
 .PHONY: help
 help: ## list the targets
 	@echo "targets:"
-	sed -nE 's/^([a-z][a-z-]*):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
+	sed -nE 's/^([a-z][a-z-]*):.*## (.*)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  make %-9s %s\n' "$$name" "$$text"; done
 	echo "settings: J=jobs ($(J)), PREFIX=$(PREFIX), LLAMA=ON|OFF, IMPRESS_MODEL=model.gguf, IMPRESS_LLAMA_PREFIX=folder"
 
 .PHONY: build
