@@ -30,16 +30,25 @@ fi
 echo "   ${questions[0]}"
 $impress run "${common[@]}" -p "${questions[0]}"
 
-say "2. New process, page cache dropped, another question: the handbook comes from disk"
-cold
+say "2. New process, page cache dropped, another question: the handbook comes from disk (three times, the median counts)"
 echo "   ${questions[1]}"
-$impress run "${common[@]}" --json -p "${questions[1]}" >"$tmp/stored.json"
-python3 - "$tmp/stored.json" <<'PY'
-import json, sys
-row = json.load(open(sys.argv[1]))
-print(row["answer"])
-print(f"[{row['matched_tokens']} of {row['prefix_tokens']} handbook tokens from disk, "
-      f"{row['bytes_read'] / 1e6:.1f} MB read, first token after {row['ttft_ms']:.0f} ms]")
+for i in 1 2 3; do
+    cold
+    $impress run "${common[@]}" --json -p "${questions[1]}" >"$tmp/stored-$i.json"
+done
+python3 - "$tmp" <<'PY'
+import json, shutil, sys
+
+def row(i):
+    return json.load(open(f"{sys.argv[1]}/stored-{i}.json"))
+
+median = sorted((1, 2, 3), key=lambda i: row(i)["ttft_ms"])[1]
+shutil.copy(f"{sys.argv[1]}/stored-{median}.json", f"{sys.argv[1]}/stored.json")
+r = row(median)
+print(r["answer"])
+print(f"[{r['matched_tokens']} of {r['prefix_tokens']} handbook tokens from disk, {r['bytes_read'] / 1e6:.1f} MB read, "
+      f"first token after {r['ttft_ms']:.0f} ms: I/O wait {r['io_wait_ms']:.0f}, gather {r['gather_ms']:.0f}, "
+      f"compute {r['compute_ms']:.0f}]")
 PY
 
 say "3. Side by side: recompute, everything loaded, the important quarter loaded"
@@ -66,7 +75,7 @@ for key in ("ttft_ms", "match_ms", "identify_ms", "io_wait_ms", "gather_ms", "co
 by_name = {r["system"]: r for r in rows}
 recomp, full = by_name["recomp"], by_name["as"]
 ratio = recomp["ttft_ms"] / stored["ttft_ms"]
-print(f"\nfirst token of a stored prefix of {stored['matched_tokens']} tokens, new process, cold page cache: "
+print(f"\nfirst token of a stored prefix of {stored['matched_tokens']} tokens, new process, cold page cache (median of 3): "
       f"{stored['ttft_ms']:.0f} ms; recomputed: {recomp['ttft_ms']:.0f} ms; {ratio:.1f}x sooner")
 bad = []
 if stored["matched_tokens"] < stored["prompt_tokens"] - 64: # up to 64 tokens are computed, where that is quicker
