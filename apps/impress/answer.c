@@ -54,6 +54,7 @@ int app_prefill(imp_llama *ctx, const app_prompt *prompt, size_t from, app_row *
     if (rc != 0) return app_fail("llama.cpp failed to compute the prompt (code %d)", rc);
     int status = imp_llama_get_report(ctx, 0, &row->report);
     if (status < 0) return app_fail("%s", imp_last_error());
+    if (row->report.prompt_tokens == 0) row->report.query_tokens = prompt->n - from; /* plain llama.cpp, nothing is watched */
     return 0;
 }
 
@@ -125,7 +126,10 @@ int app_generate(imp_llama *ctx, const app_prompt *prompt, size_t max_tokens, do
         row->ttft_ns += first - start;
         row->answer_ns = app_now_ns() - first;
     }
-    if (stream && length > 0) putchar('\n');
+    if (stream && length > 0) {
+        putchar('\n');
+        fflush(stdout); /* before anything that goes to standard error */
+    }
     llama_batch_free(batch);
     llama_sampler_free(sampler);
     return rc;

@@ -2,6 +2,8 @@
 #ifndef APP_COMMANDS_H
 #define APP_COMMANDS_H
 
+#include "options.h"
+
 int cmd_run(int argc, char **argv);
 int cmd_eval(int argc, char **argv);
 int cmd_ls(int argc, char **argv);
@@ -10,5 +12,8 @@ int cmd_verify(int argc, char **argv);
 int cmd_rm(int argc, char **argv);
 int cmd_gc(int argc, char **argv);
 int cmd_pin(int argc, char **argv);
+
+extern const opt_command run_command, eval_command, ls_command, stat_command, verify_command, rm_command, gc_command,
+    pin_command;
 
 #endif

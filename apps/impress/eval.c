@@ -52,7 +52,7 @@ static const opt options[] = {
     {"verbose", 'v', OPT_FLAG, AT(verbose), NULL, "show llama.cpp's log and ours", false},
 };
 
-static const opt_command command = {
+const opt_command eval_command = {
     "eval",
     "eval -m MODEL.gguf --tasks DIR [--task LIST] [OPTIONS]",
     "Measure accuracy: multiple-choice questions on a shared prefix, answered by log-likelihood under\n"
@@ -74,16 +74,16 @@ const char *eval_base_name(const char *path)
 
 static int check(const eval_settings *s)
 {
-    if (!s->model) return opt_misuse(&command, "no model: -m MODEL.gguf");
-    if (!s->tasks && !s->task && s->docs.n == 0) return opt_misuse(&command, "no questions: --tasks DIR");
-    if (s->docs.n && s->shots != EVAL_NO_SHOTS) return opt_misuse(&command, "--doc and --shots exclude each other");
+    if (!s->model) return opt_misuse(&eval_command, "no model: -m MODEL.gguf");
+    if (!s->tasks && !s->task && s->docs.n == 0) return opt_misuse(&eval_command, "no questions: --tasks DIR");
+    if (s->docs.n && s->shots != EVAL_NO_SHOTS) return opt_misuse(&eval_command, "--doc and --shots exclude each other");
     if (strcmp(s->scoring, "auto") && strcmp(s->scoring, "sum") && strcmp(s->scoring, "norm"))
-        return opt_misuse(&command, "--scoring: `%s` is not one of auto, sum, norm", s->scoring);
+        return opt_misuse(&eval_command, "--scoring: `%s` is not one of auto, sum, norm", s->scoring);
     if (strcmp(s->reference, "as") && strcmp(s->reference, "recomp"))
-        return opt_misuse(&command, "--reference: `%s` is not one of as, recomp", s->reference);
+        return opt_misuse(&eval_command, "--reference: `%s` is not one of as, recomp", s->reference);
     if (s->cache_type && strcmp(s->cache_type, "f16") && strcmp(s->cache_type, "q8_0"))
-        return opt_misuse(&command, "--cache-type: `%s` is not one of f16, q8_0", s->cache_type);
-    if (s->n_batch == 0 || s->n_ubatch == 0) return opt_misuse(&command, "a batch of 0 tokens can't be computed");
+        return opt_misuse(&eval_command, "--cache-type: `%s` is not one of f16, q8_0", s->cache_type);
+    if (s->n_batch == 0 || s->n_ubatch == 0) return opt_misuse(&eval_command, "a batch of 0 tokens can't be computed");
     return 0;
 }
 
@@ -134,26 +134,26 @@ int cmd_eval(int argc, char **argv)
     eval_settings s = {.shots = EVAL_NO_SHOTS, .n_batch = 2048, .n_ubatch = 512, .systems = "recomp,as,as-h2o-lru",
                        .reference = "as", .scoring = "auto"};
     int n_positional;
-    int rc = opt_parse(&command, argc, argv, &s, &n_positional);
+    int rc = opt_parse(&eval_command, argc, argv, &s, &n_positional);
     if (rc) return rc == 1 ? 0 : rc;
-    if (n_positional) return opt_misuse(&command, "unexpected argument `%s`", argv[1]);
+    if (n_positional) return opt_misuse(&eval_command, "unexpected argument `%s`", argv[1]);
     if ((rc = check(&s)) != 0) return rc;
 
     eval e = {.s = &s, .progress = {.label = "answering"}};
     imp_store_opts opts;
-    if ((rc = store_settings_apply(&command, &s.store, &opts)) != 0) return rc;
+    if ((rc = store_settings_apply(&eval_command, &s.store, &opts)) != 0) return rc;
     opts.limit_bytes = s.store_limit;
-    if ((rc = eval_plan_variants(&e, &command)) != 0) return rc;
+    if ((rc = eval_plan_variants(&e, &eval_command)) != 0) return rc;
     bool has_store = !s.store.dir || strcmp(s.store.dir, "none") != 0;
     for (size_t v = 0; v < e.n_variants && !has_store; v++)
         if (!e.variants[v].plain)
-            return opt_misuse(&command, "--store none: %s needs a store (--reference recomp --systems recomp don't)",
+            return opt_misuse(&eval_command, "--store none: %s needs a store (--reference recomp --systems recomp don't)",
                               e.variants[v].name);
 
     app_log_show(s.verbose);
     const char *dir = !has_store ? NULL : s.store.dir ? s.store.dir : store_default_dir("eval");
     /* Mistakes in files should show before the wait for a model. */
-    rc = eval_plan_tasks(&e, &command);
+    rc = eval_plan_tasks(&e, &eval_command);
     if (rc == 0) rc = open_files(&e);
     if (rc == 0 && dir && imp_store_open(dir, &opts, &e.store) < 0) rc = app_fail("%s", imp_last_error());
     if (rc == 0) rc = open_model(&e);

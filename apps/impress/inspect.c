@@ -72,7 +72,7 @@ static bool check_nodes(const inspection *in, int *code)
     uint64_t node;
     for (int i = 2; i <= in->n; i++) {
         if (text_parse_count(in->argv[i], UINT64_MAX, &node) && node != 0) continue;
-        *code = opt_misuse(in->command, "`%s` is not the number of a node (see `impress ls`)", in->argv[i]);
+        *code = opt_misuse(in->command, "`%s` is not the number of a node, as `impress ls` shows them", in->argv[i]);
         return false;
     }
     return true;
@@ -81,7 +81,7 @@ static bool check_nodes(const inspection *in, int *code)
 /* ---- ls */
 
 static const opt ls_opts[] = {JSON_OPT};
-static const opt_command ls_command = {
+const opt_command ls_command = {
     "ls", "ls [STORE] [--json]", "List the nodes of a store: runs of tokens, each below its parent.",
     "A prefix that starts another one is its parent. `first` is a node's place in the prompt.", ls_opts, N_OPTS(ls_opts)};
 
@@ -148,7 +148,7 @@ int cmd_ls(int argc, char **argv)
 /* ---- stat */
 
 static const opt stat_opts[] = {JSON_OPT};
-static const opt_command stat_command = {"stat", "stat [STORE] [--json]", "Sizes and counts of a store.", NULL, stat_opts,
+const opt_command stat_command = {"stat", "stat [STORE] [--json]", "Sizes and counts of a store.", NULL, stat_opts,
                                          N_OPTS(stat_opts)};
 
 int cmd_stat(int argc, char **argv)
@@ -186,7 +186,7 @@ static const opt verify_opts[] = {
     {"repair", 0, OPT_FLAG, AT(repair), NULL, "drop exactly what is bad", true},
     {"rebuild", 0, OPT_FLAG, AT(rebuild), NULL, "first make the catalogue again from the segments", true},
 };
-static const opt_command verify_command = {
+const opt_command verify_command = {
     "verify", "verify [STORE] [--repair] [--rebuild] [--json]",
     "Read every byte that the store vouches for, and check it. Names what is bad; exits 1 if\nanything is.", NULL,
     verify_opts, N_OPTS(verify_opts)};
@@ -241,7 +241,7 @@ int cmd_verify(int argc, char **argv)
 /* ---- rm */
 
 static const opt rm_opts[] = {{"all", 0, OPT_FLAG, AT(all), NULL, "remove everything", true}};
-static const opt_command rm_command = {"rm", "rm STORE NODE... | rm STORE --all",
+const opt_command rm_command = {"rm", "rm STORE NODE... | rm STORE --all",
                                        "Remove nodes and everything below them (numbers as `impress ls` shows them).", NULL,
                                        rm_opts, N_OPTS(rm_opts)};
 
@@ -273,7 +273,7 @@ static const opt gc_opts[] = {
     JSON_OPT,
     {"limit", 0, OPT_SIZE, AT(store.limit), "SIZE", "size limit to enforce (default: 10G)", false},
 };
-static const opt_command gc_command = {"gc", "gc [STORE] [--limit SIZE] [--json]",
+const opt_command gc_command = {"gc", "gc [STORE] [--limit SIZE] [--json]",
                                        "Remove what nothing refers to, evict down to the size limit, compact the catalogue.",
                                        NULL, gc_opts, N_OPTS(gc_opts)};
 
@@ -290,7 +290,7 @@ int cmd_gc(int argc, char **argv)
                                          (json_int_t)report.freed_bytes, "evicted_nodes", (json_int_t)report.evicted_nodes));
     } else if (done) {
         char freed[32];
-        printf("%" PRIu64 " files removed, %" PRIu64 " nodes evicted, %s freed\n", report.removed_files, report.evicted_nodes,
+        printf("files removed: %" PRIu64 ", nodes evicted: %" PRIu64 ", freed: %s\n", report.removed_files, report.evicted_nodes,
                text_bytes(report.freed_bytes, freed));
     }
     if (status < 0) rc = app_fail("%s", imp_last_error());
@@ -301,7 +301,7 @@ int cmd_gc(int argc, char **argv)
 /* ---- pin */
 
 static const opt pin_opts[] = {{"off", 0, OPT_FLAG, AT(off), NULL, "no longer", true}};
-static const opt_command pin_command = {"pin", "pin STORE NODE... [--off]",
+const opt_command pin_command = {"pin", "pin STORE NODE... [--off]",
                                         "Keep nodes, and what they stand on, from eviction.", NULL, pin_opts,
                                         N_OPTS(pin_opts)};
 

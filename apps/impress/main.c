@@ -6,17 +6,18 @@
 #include "impress/impress.h"
 
 static const struct {
-    const char *name, *summary;
+    const opt_command *command;
+    const char *summary;
     int (*run)(int argc, char **argv);
 } commands[] = {
-    {"run", "answer a question on a long prefix, and keep the prefix", cmd_run},
-    {"eval", "accuracy of the systems on multiple-choice questions", cmd_eval},
-    {"ls", "list what a store holds", cmd_ls},
-    {"stat", "sizes and counts of a store", cmd_stat},
-    {"verify", "check every byte of a store", cmd_verify},
-    {"rm", "remove a prefix, or everything", cmd_rm},
-    {"gc", "remove leftovers and keep to the size limit", cmd_gc},
-    {"pin", "keep a prefix from eviction", cmd_pin},
+    {&run_command, "answer a question on a long prefix, and keep the prefix", cmd_run},
+    {&eval_command, "accuracy of the systems on multiple-choice questions", cmd_eval},
+    {&ls_command, "list what a store holds", cmd_ls},
+    {&stat_command, "sizes and counts of a store", cmd_stat},
+    {&verify_command, "check every byte of a store", cmd_verify},
+    {&rm_command, "remove a prefix, or everything", cmd_rm},
+    {&gc_command, "remove leftovers and keep to the size limit", cmd_gc},
+    {&pin_command, "keep a prefix from eviction", cmd_pin},
 };
 
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
@@ -26,7 +27,7 @@ static void usage(FILE *f)
     fprintf(f, "usage: impress COMMAND [OPTIONS]\n\n"
                "Keeps the KV cache of prompt prefixes on disk, so that a long shared prompt starts at once.\n\n"
                "commands:\n");
-    for (size_t i = 0; i < N_COMMANDS; i++) fprintf(f, "  %-8s %s\n", commands[i].name, commands[i].summary);
+    for (size_t i = 0; i < N_COMMANDS; i++) fprintf(f, "  %-8s %s\n", commands[i].command->name, commands[i].summary);
     fprintf(f, "\n`impress COMMAND --help` explains a command.\n\n"
                "a first try:\n"
                "  impress run -m MODEL.gguf -f handbook.txt -p \"What does error 17 mean?\"\n"
@@ -35,9 +36,17 @@ static void usage(FILE *f)
 
 int main(int argc, char **argv)
 {
+    static char help_flag[] = "--help";
     if (argc < 2) {
         usage(stderr);
         return 2;
+    }
+    const opt_command *all[N_COMMANDS];
+    for (size_t i = 0; i < N_COMMANDS; i++) all[i] = commands[i].command;
+    opt_know(all, N_COMMANDS);
+    if (!strcmp(argv[1], "help") && argc > 2) { /* `impress help run` is `impress run --help` */
+        argv[1] = argv[2];
+        argv[2] = help_flag;
     }
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) {
         usage(stdout);
@@ -48,9 +57,9 @@ int main(int argc, char **argv)
         return 0;
     }
     for (size_t i = 0; i < N_COMMANDS; i++)
-        if (!strcmp(argv[1], commands[i].name)) return commands[i].run(argc - 1, argv + 1);
+        if (!strcmp(argv[1], commands[i].command->name)) return commands[i].run(argc - 1, argv + 1);
     fprintf(stderr, "impress: unknown command `%s`; known ones:", argv[1]);
-    for (size_t i = 0; i < N_COMMANDS; i++) fprintf(stderr, " %s", commands[i].name);
+    for (size_t i = 0; i < N_COMMANDS; i++) fprintf(stderr, " %s", commands[i].command->name);
     fputc('\n', stderr);
     return 2;
 }

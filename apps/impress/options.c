@@ -117,8 +117,26 @@ static char *strip(char *s)
     return s;
 }
 
-/* Lines `name = value`; `#` begins a comment. Names that belong to other commands are passed over only if some command
- * has them: the file is shared by all. */
+static const opt_command *const *known;
+static size_t n_known;
+
+void opt_know(const opt_command *const *commands, size_t n_commands)
+{
+    known = commands;
+    n_known = n_commands;
+}
+
+/* May a file set `name` for some other command? */
+static bool opt_of_another(const char *name)
+{
+    for (size_t i = 0; i < n_known; i++) {
+        const opt *o = opt_find(known[i], name, strlen(name), 0);
+        if (o && !o->per_call) return true;
+    }
+    return false;
+}
+
+/* Lines `name = value`; `#` begins a comment. The file is shared by all commands. */
 static int opt_from_file(const opt_command *command, const char *path, bool must_exist, void *settings)
 {
     FILE *f = fopen(path, "r");
@@ -140,7 +158,11 @@ static int opt_from_file(const opt_command *command, const char *path, bool must
         *eq = '\0';
         const char *name = strip(s), *value = strip(eq + 1);
         const opt *o = opt_find(command, name, strlen(name), 0);
-        if (!o || o->per_call) continue;
+        if (!o && opt_of_another(name)) continue;
+        if (!o || o->per_call) {
+            rc = opt_misuse(command, "%s:%u: %s `%s`", path, n, o ? "only a flag can give" : "no such setting:", name);
+            break;
+        }
         char where[300];
         snprintf(where, sizeof where, "%s:%u: %s", path, n, name);
         char *kept = strdup(value); /* lives as long as the settings, that is, the program */

@@ -33,6 +33,10 @@ typedef struct opt_command {
     size_t n_opts;
 } opt_command;
 
+/* The program's commands, so that a line of the file that is meant for another command is told from a mistake. The array
+ * is the caller's and must stay. */
+void opt_know(const opt_command *const *commands, size_t n_commands);
+
 /* Parse argv[1..] (argv[0] is the command's name) over the defaults already in `settings`. Positional arguments are
  * moved to argv[1..*n_positional]. Returns 0; 1 when help was printed; 2 after one line about a mistake. */
 int opt_parse(const opt_command *command, int argc, char **argv, void *settings, int *n_positional);

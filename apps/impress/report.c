@@ -88,7 +88,7 @@ void report_line(const app_row *row)
     fprintf(stderr, "[first token after %.1f ms: match %.2f, identify %.1f, I/O wait %.1f, gather %.1f, compute %.1f]\n",
             (double)row->ttft_ns / 1e6, (double)r->match_ns / 1e6, (double)r->identify_ns / 1e6,
             (double)r->io_wait_ns / 1e6, (double)r->gather_ns / 1e6, (double)compute_ns(row) / 1e6);
-    fprintf(stderr, "[%zu tokens of prompt: %zu matched, %zu loaded, %zu computed; %s read of %s]\n", row->prompt_tokens,
+    fprintf(stderr, "[%zu tokens of prompt: %zu matched, %zu loaded, %zu computed; %s read for KV of %s]\n", row->prompt_tokens,
             r->matched_tokens, r->loaded_tokens, r->query_tokens, text_bytes(r->bytes_read, read),
             text_bytes(r->bytes_full, full));
 }

@@ -30,7 +30,7 @@ static const opt options[] = {
     {"file", 'f', OPT_TEXT, AT(prefix_file), "FILE", "the prefix, a text file; - is standard input", true},
     {"prompt", 'p', OPT_TEXTS, AT(questions), "TEXT", "the question; may be given several times", true},
     {"system", 's', OPT_TEXT, AT(system), "NAME",
-     "how the prefix is brought back: recomp, as, as-h2o-lru, ...\n(default: as; with --compare: as-h2o-lru)", false},
+     "how the prefix is brought back: recomp, as, as-h2o-lru or\nas-h2o-lfu (default: as; with --compare: as-h2o-lru)", false},
     {"retention", 'r', OPT_REAL, AT(retention), "SHARE",
      "share of the prefix's tokens that each layer gets, over 0\nto 1 (default: 0.25 for systems that choose)", false},
     {"n-predict", 'n', OPT_COUNT, AT(n_answer), "N", "length of the answer, tokens (default: 128)", false},
@@ -55,7 +55,7 @@ static const opt options[] = {
     {"verbose", 'v', OPT_FLAG, AT(verbose), NULL, "show llama.cpp's log and ours", false},
 };
 
-static const opt_command command = {
+const opt_command run_command = {
     "run",
     "run -m MODEL.gguf -f PREFIX.txt -p QUESTION [OPTIONS]",
     "Answer a question on a long prefix. The first call with a prefix computes it, answers, and\n"
@@ -89,26 +89,26 @@ static int make_system(const char *name, const run_settings *s, run_system *out)
     r->n_keep_last = (uint32_t)s->keep_last;
     r->max_query_rows = (uint32_t)s->query_rows;
     if (r->recompute) return 0;
-    if (imp_system_preset(name, &r->switches) < 0) return opt_misuse(&command, "--system: %s", imp_last_error());
+    if (imp_system_preset(name, &r->switches) < 0) return opt_misuse(&run_command, "--system: %s, and recomp", imp_last_error());
     if (r->switches.identify != IMP_IDENTIFY_NONE) r->retention = s->retention != RETENTION_DEFAULT ? s->retention : 0.25;
     return 0;
 }
 
 static int check(const run_settings *s)
 {
-    if (!s->model) return opt_misuse(&command, "no model: -m MODEL.gguf");
-    if (!s->prefix_file) return opt_misuse(&command, "no prefix: -f PREFIX.txt");
-    if (s->questions.n == 0) return opt_misuse(&command, "no question: -p QUESTION");
+    if (!s->model) return opt_misuse(&run_command, "no model: -m MODEL.gguf");
+    if (!s->prefix_file) return opt_misuse(&run_command, "no prefix: -f PREFIX.txt");
+    if (s->questions.n == 0) return opt_misuse(&run_command, "no question: -p QUESTION");
     for (size_t i = 0; i < s->questions.n; i++)
         if (s->questions.items[i][strspn(s->questions.items[i], " \t\r\n")] == '\0')
-            return opt_misuse(&command, "the question is empty");
+            return opt_misuse(&run_command, "the question is empty");
     if (s->retention != RETENTION_DEFAULT && !(s->retention > 0 && s->retention <= 1))
-        return opt_misuse(&command, "--retention wants a share over 0 and up to 1, not %g", s->retention);
-    if (s->temperature < 0) return opt_misuse(&command, "--temp wants 0 or more, not %g", s->temperature);
+        return opt_misuse(&run_command, "--retention wants a share over 0 and up to 1, not %g", s->retention);
+    if (s->temperature < 0) return opt_misuse(&run_command, "--temp wants 0 or more, not %g", s->temperature);
     if (s->cache_type && strcmp(s->cache_type, "f16") && strcmp(s->cache_type, "q8_0"))
-        return opt_misuse(&command, "--cache-type: `%s` is not one of f16, q8_0", s->cache_type);
-    if (s->n_batch == 0 || s->n_ubatch == 0) return opt_misuse(&command, "a batch of 0 tokens can't be computed");
-    if (s->n_answer == 0) return opt_misuse(&command, "--n-predict wants at least 1");
+        return opt_misuse(&run_command, "--cache-type: `%s` is not one of f16, q8_0", s->cache_type);
+    if (s->n_batch == 0 || s->n_ubatch == 0) return opt_misuse(&run_command, "a batch of 0 tokens can't be computed");
+    if (s->n_answer == 0) return opt_misuse(&run_command, "--n-predict wants at least 1");
     return 0;
 }
 
@@ -266,7 +266,7 @@ static int compare_system(run *r, const run_system *system, const float *referen
         row->kl = app_kl(reference + i * n_vocab, got, n_vocab, &row->top1_same);
         row->compared = true;
         if (!answer) continue;
-        if (!s->json) printf("%s%s\n", i ? "\n" : "", s->questions.items[i]);
+        if (!s->json) printf("%s%s (%s)\n", i ? "\n" : "", s->questions.items[i], system->name);
         rc = app_generate(r->ctx, &r->prompts[i], s->n_answer, s->temperature, (uint32_t)s->seed, !s->json, row);
         if (rc) return rc;
     }
@@ -313,22 +313,22 @@ int cmd_run(int argc, char **argv)
 {
     run_settings s = {.retention = RETENTION_DEFAULT, .n_answer = 128, .n_batch = 2048, .n_ubatch = 512, .seed = 1};
     int n_positional;
-    int rc = opt_parse(&command, argc, argv, &s, &n_positional);
+    int rc = opt_parse(&run_command, argc, argv, &s, &n_positional);
     if (rc) return rc == 1 ? 0 : rc;
-    if (n_positional) return opt_misuse(&command, "unexpected argument `%s`", argv[1]);
+    if (n_positional) return opt_misuse(&run_command, "unexpected argument `%s`", argv[1]);
     if ((rc = check(&s)) != 0) return rc;
 
     run r = {.s = &s};
     imp_store_opts opts;
-    if ((rc = store_settings_apply(&command, &s.store, &opts)) != 0) return rc;
+    if ((rc = store_settings_apply(&run_command, &s.store, &opts)) != 0) return rc;
     if ((rc = make_system(s.system ? s.system : s.compare ? "as-h2o-lru" : "as", &s, &r.system)) != 0) return rc;
     if (s.retention != RETENTION_DEFAULT && s.retention < 1 && r.system.request.retention >= 1 && !s.compare)
-        return opt_misuse(&command, "--system %s loads every token: --retention has no meaning for it", r.system.name);
+        fprintf(stderr, "impress: note: system %s loads every token, whatever the retention\n", r.system.name);
     opts.cache = r.system.request.switches.cache;
 
     app_log_show(s.verbose);
     const char *dir = store_settings_dir(&s.store);
-    if (!dir && s.compare) return opt_misuse(&command, "--compare needs a store");
+    if (!dir && s.compare) return opt_misuse(&run_command, "--compare needs a store");
     r.rows = calloc(3 * s.questions.n, sizeof *r.rows);
     rc = r.rows ? 0 : app_fail("out of memory");
     /* The store is opened first: its mistakes should show before the wait for a model. */

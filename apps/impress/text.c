@@ -154,7 +154,14 @@ static uint64_t now_ns(void)
 void text_progress_at(text_progress *p, double share, const char *detail)
 {
     uint64_t now = now_ns();
-    if (!isatty(STDERR_FILENO) || (p->drawn && now - p->last_ns < 100000000u && share < 1)) return;
+    if (!isatty(STDERR_FILENO)) { /* a log: a line now and then, so that a long wait isn't a silent one */
+        if (p->last_ns == 0) p->last_ns = now;
+        if (now - p->last_ns < 10000000000u || share >= 1) return;
+        p->last_ns = now;
+        fprintf(stderr, "%s: %.0f %%  %s\n", p->label, share * 100, detail ? detail : "");
+        return;
+    }
+    if (p->drawn && now - p->last_ns < 100000000u && share < 1) return;
     p->last_ns = now;
     p->drawn = true;
     char bar[31];

@@ -24,7 +24,7 @@ bool text_table_add(text_table *t, const char *fmt, ...) __attribute__((format(p
 void text_table_print(const text_table *t, FILE *f);
 void text_table_free(text_table *t);
 
-/* A bar on stderr, only where that is a terminal; drawn at most ten times a second. */
+/* A bar on stderr, drawn at most ten times a second; where that is no terminal, a line every ten seconds. */
 typedef struct text_progress {
     const char *label;
     uint64_t last_ns;

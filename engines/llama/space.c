@@ -35,7 +35,12 @@ int lc_space_describe(imp_llama *ctx, const lc_adapter_id *adapters, size_t n_ad
         goto out;
     }
     snprintf(engine, sizeof engine, "llama.cpp, ggml %s, KV 1", ggml_version());
-    llama_model_desc(ctx->model, name, sizeof name);
+    if (llama_model_meta_val_str(ctx->model, "general.name", name, sizeof name) <= 0) {
+        llama_model_desc(ctx->model, name, sizeof name);
+    }
+    for (char *c = name; *c; c++) { /* it will be shown on terminals */
+        if ((unsigned char)*c < ' ' || *c == 0x7f) *c = '?';
+    }
     llama_model_meta_val_str(ctx->model, "general.architecture", arch, sizeof arch);
     /* A quantised cache holds keys and values multiplied by a Hadamard matrix, unless this says otherwise. */
     const char *no_rotation = getenv("LLAMA_ATTN_ROT_DISABLE");

@@ -18,7 +18,7 @@ expect 2 'unexpected argument `stray`' "${base[@]}" stray
 for r in 0 -1 -0.5 1.01 nan 1e9 abc ''; do
     expect 2 'retention' "${base[@]}" --system as-h2o-lru --retention="$r"
 done
-expect 2 'retention has no meaning' "${base[@]}" --system as --retention 0.5
+
 expect 2 'as-h2o-lru' "${base[@]}" --system frob
 expect 2 'system' "${base[@]}" --system impress-paper
 expect 2 '--chunk' "${base[@]}" --chunk 20
@@ -38,6 +38,10 @@ printf 'retention 5\n' >"$tmp/bad.conf"
 expect 2 'bad.conf:1' "$IMPRESS" run --config "$tmp/bad.conf" -m x -f y -p z
 printf '# fine\n\nn-predict = many\n' >"$tmp/bad.conf"
 expect 2 'bad.conf:3' "$IMPRESS" run --config "$tmp/bad.conf" -m x -f y -p z
+printf 'stroe = /tmp\n' >"$tmp/bad.conf"
+expect 2 'bad.conf:1: no such setting: `stroe`' "$IMPRESS" run --config "$tmp/bad.conf" -m x -f y -p z
+printf 'file = x\n' >"$tmp/bad.conf"
+expect 2 'bad.conf:1: only a flag' "$IMPRESS" run --config "$tmp/bad.conf" -m x -f y -p z
 expect 2 'IMPRESS_LIMIT wants a size' env IMPRESS_LIMIT=lots "${base[@]}"
 
 "$IMPRESS" >/dev/null 2>&1
