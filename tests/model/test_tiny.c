@@ -272,8 +272,9 @@ static void test_rounded(void **state)
     assert_int_equal(report.n_matched, 540);
     assert_false(report.whole);
     assert_true(report.load.bytes_read < 540 * imp_space_token_bytes(w.space) * 7 / 10);
+    /* Over 60 seeds the largest was 0.18; an answer without the prefix is off by 2.5 and more. */
     double d = difference(want, got);
-    assert_true(d > 0 && d < 0.1);
+    assert_true(d > 0 && d < 0.5);
     stop(&w);
 }
 
