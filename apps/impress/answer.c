@@ -54,7 +54,8 @@ int app_prefill(imp_llama *ctx, const app_prompt *prompt, size_t from, app_row *
     if (rc != 0) return app_fail("llama.cpp failed to compute the prompt (code %d)", rc);
     int status = imp_llama_get_report(ctx, 0, &row->report);
     if (status < 0) return app_fail("%s", imp_last_error());
-    if (row->report.prompt_tokens == 0) row->report.query_tokens = prompt->n - from; /* plain llama.cpp, nothing is watched */
+    if (row->report.prompt_tokens == 0)
+        row->report.query_tokens = prompt->n - from; /* plain llama.cpp, nothing is watched */
     return 0;
 }
 
@@ -68,7 +69,7 @@ const float *app_logits(imp_llama *ctx)
 static struct llama_sampler *make_sampler(double temperature, uint32_t seed)
 {
     struct llama_sampler *chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
-    if (temperature > 0) {
+    if (temperature > 1e-6) { /* below, logits divided by it leave the range of floats */
         llama_sampler_chain_add(chain, llama_sampler_init_temp((float)temperature));
         llama_sampler_chain_add(chain, llama_sampler_init_dist(seed));
     } else {
@@ -109,7 +110,7 @@ int app_generate(imp_llama *ctx, const app_prompt *prompt, size_t max_tokens, do
         row->answer_tokens++;
         if (stream) {
             fwrite(piece, 1, n, stdout);
-            fflush(stdout);
+            if (fflush(stdout) != 0) break; /* nobody listens any more; what was computed is still stored */
         }
         if (row->answer_tokens == max_tokens) break;
         batch.n_tokens = 1;

@@ -16,24 +16,24 @@ typedef struct app_row {
     size_t prompt_tokens, prefix_tokens;
     uint64_t ttft_ns;
     imp_llama_report report;
-    bool compared;         /* kl and top1_same are set */
-    double kl;             /* of the first answer token's distribution to recompute's, in nats */
+    bool compared; /* kl and top1_same are set */
+    double kl;     /* of the first answer token's distribution to recompute's, in nats */
     bool top1_same;
-    char *answer;          /* NULL: none was asked for. Owned by the row */
+    char *answer; /* NULL: none was asked for. Owned by the row */
     size_t answer_tokens;
-    uint64_t answer_ns;    /* from the first token to the last */
+    uint64_t answer_ns; /* from the first token to the last */
 } app_row;
 
 void app_row_free(app_row *row);
 
-/* Decode prompt tokens [from, n) on sequence 0, with logits for the last, and take in what it took. A batch ends where the
- * query of a loaded prefix starts, so that the question is computed in batches of the same shape wherever the prefix came
- * from: rounding in llama.cpp depends on the shape, and answers could otherwise differ by that alone.
+/* Decode prompt tokens [from, n) on sequence 0, with logits for the last, and take in what it took. A batch ends where
+ * the query of a loaded prefix starts, so that the question is computed in batches of the same shape wherever the
+ * prefix came from: rounding in llama.cpp depends on the shape, and answers could otherwise differ by that alone.
  * Returns 0 or an exit code. */
 int app_prefill(imp_llama *ctx, const app_prompt *prompt, size_t from, app_row *row);
 
-/* Generate up to `max_tokens` after app_prefill(), greedily if temperature is 0. With `stream` each piece of text goes to
- * stdout as it comes. Fills the answer fields of `row`, and its ttft_ns ends at the first token. */
+/* Generate up to `max_tokens` after app_prefill(), greedily if temperature is 0. With `stream` each piece of text goes
+ * to stdout as it comes. Fills the answer fields of `row`, and its ttft_ns ends at the first token. */
 int app_generate(imp_llama *ctx, const app_prompt *prompt, size_t max_tokens, double temperature, uint32_t seed,
                  bool stream, app_row *row);
 

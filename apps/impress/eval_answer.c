@@ -86,6 +86,7 @@ static int open_context(eval *e, imp_store *store, imp_llama **out)
     params.request.retention = 1;
     params.request.recompute = !store;
     if (imp_llama_init(e->model, cp, &params, out) < 0) return app_fail("%s", imp_last_error());
+    if (params.store && app_model_unchanged(e->s->model)) return 1;
     const char *why = "";
     if (store && imp_llama_get_fit(*out, &why) != IMP_LLAMA_FIT_FULL) fprintf(stderr, "impress: note: %s\n", why);
     return 0;

@@ -19,7 +19,10 @@ typedef struct inspect_settings {
 } inspect_settings;
 
 #define AT(member) offsetof(inspect_settings, member)
-#define JSON_OPT {"json", 0, OPT_FLAG, AT(json), NULL, "print JSON", true}
+#define JSON_OPT                                                                                                       \
+    {                                                                                                                  \
+        "json", 0, OPT_FLAG, AT(json), NULL, "print JSON", true                                                        \
+    }
 #define N_OPTS(table) (sizeof(table) / sizeof *(table))
 
 /* One call of a command of this file. */
@@ -43,8 +46,10 @@ static bool parse(inspection *in, const opt_command *command, int argc, char **a
         if (*code == 1) *code = 0; /* help */
         return false;
     }
-    if (in->n > max_positional) *code = opt_misuse(command, "unexpected argument `%s`", argv[max_positional + 1]);
-    else if (in->n >= 1) in->s.store.dir = argv[1];
+    if (in->n > max_positional)
+        *code = opt_misuse(command, "unexpected argument `%s`", argv[max_positional + 1]);
+    else if (in->n >= 1)
+        in->s.store.dir = argv[1];
     if (*code == 0 && !(in->dir = store_settings_dir(&in->s.store))) *code = opt_misuse(command, "`none` is no store");
     return *code == 0;
 }
@@ -82,8 +87,12 @@ static bool check_nodes(const inspection *in, int *code)
 
 static const opt ls_opts[] = {JSON_OPT};
 const opt_command ls_command = {
-    "ls", "ls [STORE] [--json]", "List the nodes of a store: runs of tokens, each below its parent.",
-    "A prefix that starts another one is its parent. `first` is a node's place in the prompt.", ls_opts, N_OPTS(ls_opts)};
+    "ls",
+    "ls [STORE] [--json]",
+    "List the nodes of a store: runs of tokens, each below its parent.",
+    "A prefix that starts another one is its parent. `first` is a node's place in the prompt.",
+    ls_opts,
+    N_OPTS(ls_opts)};
 
 typedef struct listing {
     text_table *table;
@@ -99,12 +108,12 @@ static int list_row(const imp_node_info *node, void *user)
     if (l->array) {
         char segment[17];
         snprintf(segment, sizeof segment, "%016" PRIx64, node->segment);
-        json_t *o = json_pack("{s:I,s:I,s:s,s:s,s:s,s:I,s:I,s:I,s:b,s:b,s:I,s:I,s:I}", "node", (json_int_t)node->id, "parent",
-                              (json_int_t)node->parent, "space", node->space, "model", node->model_name, "segment", segment,
-                              "first_token", (json_int_t)node->first_token, "n_tokens", (json_int_t)node->n_tokens,
-                              "kv_bytes", (json_int_t)node->kv_bytes, "derived", node->derived, "pinned", node->pinned,
-                              "hits", (json_int_t)node->hits, "created_s", (json_int_t)node->created_s, "used_s",
-                              (json_int_t)node->used_s);
+        json_t *o = json_pack("{s:I,s:I,s:s,s:s,s:s,s:I,s:I,s:I,s:b,s:b,s:I,s:I,s:I}", "node", (json_int_t)node->id,
+                              "parent", (json_int_t)node->parent, "space", node->space, "model", node->model_name,
+                              "segment", segment, "first_token", (json_int_t)node->first_token, "n_tokens",
+                              (json_int_t)node->n_tokens, "kv_bytes", (json_int_t)node->kv_bytes, "derived",
+                              node->derived, "pinned", node->pinned, "hits", (json_int_t)node->hits, "created_s",
+                              (json_int_t)node->created_s, "used_s", (json_int_t)node->used_s);
         return json_array_append_new(l->array, o) == 0 ? 0 : IMP_E_NOMEM;
     }
     char bytes[32], ago[32];
@@ -124,10 +133,13 @@ int cmd_ls(int argc, char **argv)
     int rc;
     if (!parse(&in, &ls_command, argc, argv, 1, &rc) || !open_to_look(&in, &rc)) return rc;
     listing l = {.now_s = (int64_t)time(NULL)};
-    if (in.s.json) l.array = json_array();
-    else l.table = text_table_new(10);
+    if (in.s.json)
+        l.array = json_array();
+    else
+        l.table = text_table_new(10);
     rc = l.array || l.table ? 0 : app_fail("out of memory");
-    static const char *const heads[] = {"node", "parent", "space", "model", "first", "tokens", "KV", "hits", "used", ""};
+    static const char *const heads[] = {"node",   "parent", "space", "model", "first",
+                                        "tokens", "KV",     "hits",  "used",  ""};
     for (size_t i = 0; rc == 0 && l.table && i < 10; i++)
         if (!text_table_add(l.table, "%s", heads[i])) rc = app_fail("out of memory");
     if (rc == 0 && imp_store_list(in.store, list_row, &l) != 0) rc = app_fail("%s", imp_last_error());
@@ -148,8 +160,8 @@ int cmd_ls(int argc, char **argv)
 /* ---- stat */
 
 static const opt stat_opts[] = {JSON_OPT};
-const opt_command stat_command = {"stat", "stat [STORE] [--json]", "Sizes and counts of a store.", NULL, stat_opts,
-                                         N_OPTS(stat_opts)};
+const opt_command stat_command = {"stat",    "stat [STORE] [--json]", "Sizes and counts of a store.", NULL,
+                                  stat_opts, N_OPTS(stat_opts)};
 
 int cmd_stat(int argc, char **argv)
 {
@@ -160,11 +172,11 @@ int cmd_stat(int argc, char **argv)
     if (imp_store_stats(in.store, &st) < 0) {
         rc = app_fail("%s", imp_last_error());
     } else if (in.s.json) {
-        rc = report_print_json(json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:s}", "disk_bytes", (json_int_t)st.disk_bytes,
-                                         "limit_bytes", (json_int_t)st.limit_bytes, "kv_bytes", (json_int_t)st.kv_bytes,
-                                         "spaces", (json_int_t)st.n_spaces, "nodes", (json_int_t)st.n_nodes, "segments",
-                                         (json_int_t)st.n_segments, "tokens", (json_int_t)st.n_tokens, "tree_memory_bytes",
-                                         (json_int_t)st.memory_bytes, "io_mode", st.io_mode));
+        rc = report_print_json(json_pack(
+            "{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:s}", "disk_bytes", (json_int_t)st.disk_bytes, "limit_bytes",
+            (json_int_t)st.limit_bytes, "kv_bytes", (json_int_t)st.kv_bytes, "spaces", (json_int_t)st.n_spaces, "nodes",
+            (json_int_t)st.n_nodes, "segments", (json_int_t)st.n_segments, "tokens", (json_int_t)st.n_tokens,
+            "tree_memory_bytes", (json_int_t)st.memory_bytes, "io_mode", st.io_mode));
     } else {
         char disk[32], limit[32], kv[32], memory[32];
         printf("on disk        %s of %s\n", text_bytes(st.disk_bytes, disk), text_bytes(st.limit_bytes, limit));
@@ -187,9 +199,12 @@ static const opt verify_opts[] = {
     {"rebuild", 0, OPT_FLAG, AT(rebuild), NULL, "first make the catalogue again from the segments", true},
 };
 const opt_command verify_command = {
-    "verify", "verify [STORE] [--repair] [--rebuild] [--json]",
-    "Read every byte that the store vouches for, and check it. Names what is bad; exits 1 if\nanything is.", NULL,
-    verify_opts, N_OPTS(verify_opts)};
+    "verify",
+    "verify [STORE] [--repair] [--rebuild] [--json]",
+    "Read every byte that the store vouches for, and check it. Names what is bad; exits 1 if\nanything is.",
+    NULL,
+    verify_opts,
+    N_OPTS(verify_opts)};
 
 typedef struct verification {
     bool json;
@@ -200,8 +215,11 @@ typedef struct verification {
 static void on_finding(const imp_finding *f, void *user)
 {
     verification *v = user;
-    if (!v->json) printf("%s: %s\n", f->file, f->what);
-    else json_array_append_new(v->array, json_pack("{s:s,s:s}", "file", f->file, "what", f->what));
+    if (!v->json)
+        printf("%s: %s\n", f->file, f->what);
+    else
+        json_array_append_new(v->array,
+                              json_pack("{s:o,s:o}", "file", report_text(f->file), "what", report_text(f->what)));
 }
 
 static void on_verified(uint64_t done, uint64_t all, void *user)
@@ -222,16 +240,19 @@ int cmd_verify(int argc, char **argv)
     verification v = {.json = in.s.json, .array = in.s.json ? json_array() : NULL, .progress = {.label = "verifying"}};
     int64_t bad = imp_store_verify(in.store, in.s.repair, on_finding, on_verified, &v);
     text_progress_end(&v.progress);
-    if (bad < 0) rc = app_fail("%s", imp_last_error());
-    else rc = bad > 0 ? 1 : 0;
+    if (bad < 0)
+        rc = app_fail("%s", imp_last_error());
+    else
+        rc = bad > 0 ? 1 : 0;
     if (bad >= 0 && in.s.json) {
-        int printed = report_print_json(json_pack("{s:b,s:I,s:O}", "clean", bad == 0, "findings_total", (json_int_t)bad,
-                                                  "findings", v.array));
+        int printed = report_print_json(
+            json_pack("{s:b,s:I,s:O}", "clean", bad == 0, "findings_total", (json_int_t)bad, "findings", v.array));
         if (printed) rc = printed;
     } else if (bad == 0) {
         printf("clean\n");
     } else if (bad > 0) {
-        printf("%lld found%s\n", (long long)bad, in.s.repair ? ", dropped" : "; `impress verify --repair` drops what is bad");
+        printf("%lld found%s\n", (long long)bad,
+               in.s.repair ? ", dropped" : "; `impress verify --repair` drops what is bad");
     }
     json_decref(v.array);
     imp_store_close(in.store);
@@ -241,14 +262,18 @@ int cmd_verify(int argc, char **argv)
 /* ---- rm */
 
 static const opt rm_opts[] = {{"all", 0, OPT_FLAG, AT(all), NULL, "remove everything", true}};
-const opt_command rm_command = {"rm", "rm STORE NODE... | rm STORE --all",
-                                       "Remove nodes and everything below them (numbers as `impress ls` shows them).", NULL,
-                                       rm_opts, N_OPTS(rm_opts)};
+const opt_command rm_command = {"rm",
+                                "rm STORE NODE... | rm STORE --all",
+                                "Remove nodes and everything below them (numbers as `impress ls` shows them).",
+                                NULL,
+                                rm_opts,
+                                N_OPTS(rm_opts)};
 
 static bool check_rm(const inspection *in, int *code)
 {
     if (in->s.all ? in->n == 1 : in->n >= 2) return check_nodes(in, code);
-    *code = opt_misuse(&rm_command, in->s.all ? "--all wants a STORE and no nodes" : "wants a STORE and NODEs, or --all");
+    *code =
+        opt_misuse(&rm_command, in->s.all ? "--all wants a STORE and no nodes" : "wants a STORE and NODEs, or --all");
     return false;
 }
 
@@ -273,9 +298,12 @@ static const opt gc_opts[] = {
     JSON_OPT,
     {"limit", 0, OPT_SIZE, AT(store.limit), "SIZE", "size limit to enforce (default: 10G)", false},
 };
-const opt_command gc_command = {"gc", "gc [STORE] [--limit SIZE] [--json]",
-                                       "Remove what nothing refers to, evict down to the size limit, compact the catalogue.",
-                                       NULL, gc_opts, N_OPTS(gc_opts)};
+const opt_command gc_command = {"gc",
+                                "gc [STORE] [--limit SIZE] [--json]",
+                                "Remove what nothing refers to, evict down to the size limit, compact the catalogue.",
+                                NULL,
+                                gc_opts,
+                                N_OPTS(gc_opts)};
 
 int cmd_gc(int argc, char **argv)
 {
@@ -286,12 +314,13 @@ int cmd_gc(int argc, char **argv)
     int status = imp_store_gc(in.store, &report);
     bool done = status == 0 || status == IMP_E_FULL; /* full: all was done that can be */
     if (done && in.s.json) {
-        rc = report_print_json(json_pack("{s:I,s:I,s:I}", "removed_files", (json_int_t)report.removed_files, "freed_bytes",
-                                         (json_int_t)report.freed_bytes, "evicted_nodes", (json_int_t)report.evicted_nodes));
+        rc = report_print_json(json_pack("{s:I,s:I,s:I}", "removed_files", (json_int_t)report.removed_files,
+                                         "freed_bytes", (json_int_t)report.freed_bytes, "evicted_nodes",
+                                         (json_int_t)report.evicted_nodes));
     } else if (done) {
         char freed[32];
-        printf("files removed: %" PRIu64 ", nodes evicted: %" PRIu64 ", freed: %s\n", report.removed_files, report.evicted_nodes,
-               text_bytes(report.freed_bytes, freed));
+        printf("files removed: %" PRIu64 ", nodes evicted: %" PRIu64 ", freed: %s\n", report.removed_files,
+               report.evicted_nodes, text_bytes(report.freed_bytes, freed));
     }
     if (status < 0) rc = app_fail("%s", imp_last_error());
     imp_store_close(in.store);
@@ -301,9 +330,9 @@ int cmd_gc(int argc, char **argv)
 /* ---- pin */
 
 static const opt pin_opts[] = {{"off", 0, OPT_FLAG, AT(off), NULL, "no longer", true}};
-const opt_command pin_command = {"pin", "pin STORE NODE... [--off]",
-                                        "Keep nodes, and what they stand on, from eviction.", NULL, pin_opts,
-                                        N_OPTS(pin_opts)};
+const opt_command pin_command = {
+    "pin",           "pin STORE NODE... [--off]", "Keep nodes, and what they stand on, from eviction.", NULL, pin_opts,
+    N_OPTS(pin_opts)};
 
 static bool check_pin(const inspection *in, int *code)
 {

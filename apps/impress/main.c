@@ -1,6 +1,9 @@
 /* impress: the program. Each command is a file of its own; this one finds it. */
+#include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "commands.h"
 #include "impress/impress.h"
@@ -34,9 +37,32 @@ static void usage(FILE *f)
                "  impress run -m MODEL.gguf -f handbook.txt -p \"Who may reset it?\" --compare\n");
 }
 
+/* A world in which a failed write is an error to be reported, not the end of the process, and in which no file of the
+ * store gets the number of a closed standard stream. */
+static int settle_in(void)
+{
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
+    for (int fd = 0; fd >= 0 && fd <= STDERR_FILENO;) {
+        fd = open("/dev/null", fd == STDIN_FILENO ? O_RDONLY : O_WRONLY);
+        if (fd < 0) return 1;
+        if (fd > STDERR_FILENO) close(fd);
+    }
+    return 0;
+}
+
+/* What a command printed must have arrived. */
+static int finish(int code)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout)) return code;
+    fprintf(stderr, "impress: can't write to standard output\n");
+    return code ? code : 1;
+}
+
 int main(int argc, char **argv)
 {
     static char help_flag[] = "--help";
+    if (settle_in()) return 1;
     if (argc < 2) {
         usage(stderr);
         return 2;
@@ -50,14 +76,14 @@ int main(int argc, char **argv)
     }
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) {
         usage(stdout);
-        return 0;
+        return finish(0);
     }
     if (!strcmp(argv[1], "--version") || !strcmp(argv[1], "version")) {
         printf("impress %s\n", imp_version());
-        return 0;
+        return finish(0);
     }
     for (size_t i = 0; i < N_COMMANDS; i++)
-        if (!strcmp(argv[1], commands[i].command->name)) return commands[i].run(argc - 1, argv + 1);
+        if (!strcmp(argv[1], commands[i].command->name)) return finish(commands[i].run(argc - 1, argv + 1));
     fprintf(stderr, "impress: unknown command `%s`; known ones:", argv[1]);
     for (size_t i = 0; i < N_COMMANDS; i++) fprintf(stderr, " %s", commands[i].command->name);
     fputc('\n', stderr);

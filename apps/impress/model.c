@@ -24,14 +24,22 @@ int app_fail(const char *fmt, ...)
 static void on_log(imp_log_level level, const char *line, void *user)
 {
     (void)user;
-    fprintf(stderr, "impress: %s%s\n", level == IMP_LOG_ERROR ? "error: " : level == IMP_LOG_WARN ? "warning: " : "", line);
+    fprintf(stderr, "impress: %s%s\n",
+            level == IMP_LOG_ERROR  ? "error: "
+            : level == IMP_LOG_WARN ? "warning: "
+                                    : "",
+            line);
 }
 
-void app_log_show(bool verbose) { imp_log_set(on_log, NULL, verbose ? IMP_LOG_INFO : IMP_LOG_WARN); }
+void app_log_show(bool verbose)
+{
+    imp_log_set(on_log, NULL, verbose ? IMP_LOG_INFO : IMP_LOG_WARN);
+}
 
 /* llama.cpp reports why a load failed only through its log: keep the last error line. */
 static char last_error[512];
 static bool show_all;
+static struct stat loaded; /* the model's file, as it was before it was loaded */
 
 static void on_llama_log(enum ggml_log_level level, const char *line, void *user)
 {
@@ -57,9 +65,10 @@ int app_model_load(const char *path, bool verbose, struct llama_model **out)
 
     FILE *f = fopen(path, "rb");
     if (!f) return app_fail("can't read the model %s: %s", path, strerror(errno));
-    struct stat st;
+    struct stat st = {0};
     char magic[4] = {0};
     bool is_file = fstat(fileno(f), &st) == 0 && S_ISREG(st.st_mode);
+    loaded = st;
     bool is_gguf = is_file && fread(magic, 1, 4, f) == 4 && !memcmp(magic, "GGUF", 4);
     fclose(f);
     if (!is_file) return app_fail("the model %s is not a file", path);
@@ -72,9 +81,21 @@ int app_model_load(const char *path, bool verbose, struct llama_model **out)
     params.progress_callback_user_data = &progress;
     struct llama_model *model = llama_model_load_from_file(path, params);
     text_progress_end(&progress);
-    if (!model) return app_fail("the model %s can't be loaded: %s", path, last_error[0] ? last_error : "no reason given");
+    if (!model)
+        return app_fail("the model %s can't be loaded: %s", path, last_error[0] ? last_error : "no reason given");
     *out = model;
     return 0;
+}
+
+int app_model_unchanged(const char *path)
+{
+    struct stat st;
+    if (stat(path, &st) == 0 && st.st_dev == loaded.st_dev && st.st_ino == loaded.st_ino &&
+        st.st_size == loaded.st_size && st.st_mtim.tv_sec == loaded.st_mtim.tv_sec &&
+        st.st_mtim.tv_nsec == loaded.st_mtim.tv_nsec && st.st_ctim.tv_sec == loaded.st_ctim.tv_sec &&
+        st.st_ctim.tv_nsec == loaded.st_ctim.tv_nsec)
+        return 0;
+    return app_fail("the model %s changed while it was loaded; ask again", path);
 }
 
 int app_read_text(const char *path, char **text, size_t *n_bytes)
@@ -93,8 +114,10 @@ int app_read_text(const char *path, char **text, size_t *n_bytes)
         buf = more;
     }
     int rc = 0;
-    if (!buf) rc = app_fail("out of memory reading %s", path);
-    else if (ferror(f)) rc = app_fail("can't read %s: %s", path, strerror(errno));
+    if (!buf)
+        rc = app_fail("out of memory reading %s", path);
+    else if (ferror(f))
+        rc = app_fail("can't read %s: %s", path, strerror(errno));
     if (f != stdin) fclose(f);
     if (rc) {
         free(buf);

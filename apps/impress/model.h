@@ -17,13 +17,17 @@ void app_log_show(bool verbose);
  * Returns 0 or an exit code. */
 int app_model_load(const char *path, bool verbose, struct llama_model **out);
 
+/* 0 if `path` is still the file that app_model_load() read; else 1 after a line: its bytes could be taken for those of
+ * the model in memory. */
+int app_model_unchanged(const char *path);
+
 /* A whole file as text. "-" is standard input. Returns 0 or an exit code. */
 int app_read_text(const char *path, char **text, size_t *n_bytes);
 
 typedef struct app_prompt {
     llama_token *tokens; /* [n] */
     size_t n;
-    size_t n_prefix;     /* of these, from the start, those that any question on this prefix shares */
+    size_t n_prefix; /* of these, from the start, those that any question on this prefix shares */
 } app_prompt;
 
 /* Prefix, blank line, question: inside the model's chat template as one user message, or `raw`. The text of both is

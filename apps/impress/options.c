@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "text.h"
 
@@ -34,8 +35,10 @@ static void opt_help(const opt_command *command)
         printf("  %-28s", left);
         /* The help text, wrapped by hand with newlines in the tables, is indented here. */
         for (const char *s = o->help; *s; s++) {
-            if (*s == '\n') printf("\n%30s", "");
-            else putchar(*s);
+            if (*s == '\n')
+                printf("\n%30s", "");
+            else
+                putchar(*s);
         }
         putchar('\n');
     }
@@ -144,11 +147,22 @@ static int opt_from_file(const opt_command *command, const char *path, bool must
         if (!must_exist && (errno == ENOENT || errno == ENOTDIR)) return 0;
         return opt_misuse(command, "can't read the configuration file %s: %s", path, strerror(errno));
     }
+    struct stat st;
+    if (fstat(fileno(f), &st) != 0 || !S_ISREG(st.st_mode)) {
+        fclose(f);
+        return opt_misuse(command, "the configuration %s is not a file", path);
+    }
     char *line = NULL;
     size_t cap = 0;
     int rc = 0;
-    for (unsigned n = 1; rc == 0 && getline(&line, &cap, f) >= 0; n++) {
-        char *s = strip(line);
+    ssize_t length;
+    for (unsigned n = 1; rc == 0 && (length = getline(&line, &cap, f)) >= 0; n++) {
+        if (strlen(line) != (size_t)length) {
+            rc = opt_misuse(command, "%s:%u: a NUL byte", path, n);
+            break;
+        }
+        static const char bom[] = "\xef\xbb\xbf";
+        char *s = strip(n == 1 && !strncmp(line, bom, 3) ? line + 3 : line);
         if (*s == '\0' || *s == '#') continue;
         char *eq = strchr(s, '=');
         if (!eq) {
@@ -173,6 +187,14 @@ static int opt_from_file(const opt_command *command, const char *path, bool must
     return rc;
 }
 
+/* Is `arg` an option whose value is the next argument? */
+static bool opt_takes_next(const opt_command *command, const char *arg)
+{
+    if (arg[0] != '-' || arg[1] == '\0' || strchr(arg, '=')) return false;
+    const opt *o = arg[1] == '-' ? opt_find(command, arg + 2, strlen(arg + 2), 0) : opt_find(command, NULL, 0, arg[1]);
+    return o && o->kind != OPT_FLAG && (arg[1] == '-' || arg[2] == '\0');
+}
+
 static int opt_config_file(const opt_command *command, int argc, char **argv, void *settings)
 {
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
@@ -181,12 +203,16 @@ static int opt_config_file(const opt_command *command, int argc, char **argv, vo
             if (i + 1 == argc) return opt_misuse(command, "--config wants a FILE");
             return opt_from_file(command, argv[i + 1], true, settings);
         }
+        if (opt_takes_next(command, argv[i])) i++; /* a value may look like an option */
     }
     char path[4096];
     const char *base = getenv("XDG_CONFIG_HOME"), *home = getenv("HOME");
-    if (base && *base) snprintf(path, sizeof path, "%s/impress/config", base);
-    else if (home && *home) snprintf(path, sizeof path, "%s/.config/impress/config", home);
-    else return 0;
+    if (base && *base)
+        snprintf(path, sizeof path, "%s/impress/config", base);
+    else if (home && *home)
+        snprintf(path, sizeof path, "%s/.config/impress/config", home);
+    else
+        return 0;
     return opt_from_file(command, path, false, settings);
 }
 
@@ -233,9 +259,12 @@ int opt_parse(const opt_command *command, int argc, char **argv, void *settings,
             snprintf(where, sizeof where, "-%c", a[1]);
         }
         if (!value) {
-            if (o->kind == OPT_FLAG) value = "yes";
-            else if (i + 1 < argc) value = argv[++i];
-            else return opt_misuse(command, "%s wants a value: %s", where, o->arg);
+            if (o->kind == OPT_FLAG)
+                value = "yes";
+            else if (i + 1 < argc)
+                value = argv[++i];
+            else
+                return opt_misuse(command, "%s wants a value: %s", where, o->arg);
         }
         rc = opt_set(command, o, value, settings, where);
     }

@@ -18,13 +18,13 @@ typedef struct opt_texts {
 } opt_texts;
 
 typedef struct opt {
-    const char *name;  /* long name, without dashes */
-    char letter;       /* short name, 0: none */
+    const char *name; /* long name, without dashes */
+    char letter;      /* short name, 0: none */
     opt_kind kind;
-    size_t offset;     /* of the value in the settings: bool, const char *, opt_texts, uint64_t, uint64_t, double */
-    const char *arg;   /* what the value is called in help */
+    size_t offset;   /* of the value in the settings: bool, const char *, opt_texts, uint64_t, uint64_t, double */
+    const char *arg; /* what the value is called in help */
     const char *help;
-    bool per_call;     /* only a flag: not taken from environment or file */
+    bool per_call; /* only a flag: not taken from environment or file */
 } opt;
 
 typedef struct opt_command {
@@ -33,8 +33,8 @@ typedef struct opt_command {
     size_t n_opts;
 } opt_command;
 
-/* The program's commands, so that a line of the file that is meant for another command is told from a mistake. The array
- * is the caller's and must stay. */
+/* The program's commands, so that a line of the file that is meant for another command is told from a mistake. The
+ * array is the caller's and must stay. */
 void opt_know(const opt_command *const *commands, size_t n_commands);
 
 /* Parse argv[1..] (argv[0] is the command's name) over the defaults already in `settings`. Positional arguments are

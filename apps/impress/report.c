@@ -6,7 +6,10 @@
 
 #include "text.h"
 
-static json_t *ms(uint64_t ns) { return json_real((double)ns / 1e6); }
+static json_t *ms(uint64_t ns)
+{
+    return json_real((double)ns / 1e6);
+}
 
 static const char *way_name(imp_llama_way way)
 {
@@ -26,6 +29,18 @@ static uint64_t compute_ns(const app_row *row)
     return row->ttft_ns > others ? row->ttft_ns - others : 0;
 }
 
+json_t *report_text(const char *text)
+{
+    json_t *s = json_string(text);
+    if (s) return s;
+    char *copy = strdup(text);
+    for (char *c = copy; c && *c; c++)
+        if ((unsigned char)*c >= 0x80) *c = '?';
+    s = copy ? json_string(copy) : NULL;
+    free(copy);
+    return s;
+}
+
 json_t *report_json(const app_row *row, const char *model)
 {
     const imp_llama_report *r = &row->report;
@@ -34,7 +49,7 @@ json_t *report_json(const app_row *row, const char *model)
     if (!o) return NULL;
     int bad = 0;
     bad |= json_object_set_new(o, "system", json_string(row->system));
-    bad |= json_object_set_new(o, "model", json_string(model));
+    bad |= json_object_set_new(o, "model", report_text(model));
     bad |= json_object_set_new(o, "retention", json_real(row->retention));
     bad |= json_object_set_new(o, "way", json_string(way_name(r->way)));
     bad |= json_object_set_new(o, "ttft_ms", timed ? ms(row->ttft_ns) : json_null());
@@ -85,28 +100,65 @@ void report_line(const app_row *row)
 {
     const imp_llama_report *r = &row->report;
     char read[32], full[32];
-    fprintf(stderr, "[first token after %.1f ms: match %.2f, identify %.1f, I/O wait %.1f, gather %.1f, compute %.1f]\n",
+    fprintf(stderr,
+            "[first token after %.1f ms: match %.2f, identify %.1f, I/O wait %.1f, gather %.1f, compute %.1f]\n",
             (double)row->ttft_ns / 1e6, (double)r->match_ns / 1e6, (double)r->identify_ns / 1e6,
             (double)r->io_wait_ns / 1e6, (double)r->gather_ns / 1e6, (double)compute_ns(row) / 1e6);
-    fprintf(stderr, "[%zu tokens of prompt: %zu matched, %zu loaded, %zu computed; %s read for KV of %s]\n", row->prompt_tokens,
-            r->matched_tokens, r->loaded_tokens, r->query_tokens, text_bytes(r->bytes_read, read),
+    fprintf(stderr, "[%zu tokens of prompt: %zu matched, %zu loaded, %zu computed; %s read for KV of %s]\n",
+            row->prompt_tokens, r->matched_tokens, r->loaded_tokens, r->query_tokens, text_bytes(r->bytes_read, read),
             text_bytes(r->bytes_full, full));
 }
 
 typedef double (*figure)(const app_row *row);
 
-static double f_ttft(const app_row *r) { return (double)r->ttft_ns / 1e6; }
-static double f_match(const app_row *r) { return (double)r->report.match_ns / 1e6; }
-static double f_identify(const app_row *r) { return (double)r->report.identify_ns / 1e6; }
-static double f_io_wait(const app_row *r) { return (double)r->report.io_wait_ns / 1e6; }
-static double f_gather(const app_row *r) { return (double)r->report.gather_ns / 1e6; }
-static double f_compute(const app_row *r) { return (double)compute_ns(r) / 1e6; }
-static double f_prefix(const app_row *r) { return (double)r->prefix_tokens; }
-static double f_matched(const app_row *r) { return (double)r->report.matched_tokens; }
-static double f_loaded(const app_row *r) { return (double)r->report.loaded_tokens; }
-static double f_query(const app_row *r) { return (double)r->report.query_tokens; }
-static double f_read(const app_row *r) { return (double)r->report.bytes_read; }
-static double f_full(const app_row *r) { return (double)r->report.bytes_full; }
+static double f_ttft(const app_row *r)
+{
+    return (double)r->ttft_ns / 1e6;
+}
+static double f_match(const app_row *r)
+{
+    return (double)r->report.match_ns / 1e6;
+}
+static double f_identify(const app_row *r)
+{
+    return (double)r->report.identify_ns / 1e6;
+}
+static double f_io_wait(const app_row *r)
+{
+    return (double)r->report.io_wait_ns / 1e6;
+}
+static double f_gather(const app_row *r)
+{
+    return (double)r->report.gather_ns / 1e6;
+}
+static double f_compute(const app_row *r)
+{
+    return (double)compute_ns(r) / 1e6;
+}
+static double f_prefix(const app_row *r)
+{
+    return (double)r->prefix_tokens;
+}
+static double f_matched(const app_row *r)
+{
+    return (double)r->report.matched_tokens;
+}
+static double f_loaded(const app_row *r)
+{
+    return (double)r->report.loaded_tokens;
+}
+static double f_query(const app_row *r)
+{
+    return (double)r->report.query_tokens;
+}
+static double f_read(const app_row *r)
+{
+    return (double)r->report.bytes_read;
+}
+static double f_full(const app_row *r)
+{
+    return (double)r->report.bytes_full;
+}
 
 static int compare_doubles(const void *a, const void *b)
 {
@@ -132,12 +184,10 @@ int report_table(const app_row *rows, size_t n_rows)
         figure f;
         const char *format; /* NULL: bytes */
     } lines[] = {
-        {"TTFT, ms", f_ttft, "%.1f"},           {"  match", f_match, "%.2f"},
-        {"  identify", f_identify, "%.1f"},     {"  I/O wait", f_io_wait, "%.1f"},
-        {"  gather", f_gather, "%.1f"},         {"  compute", f_compute, "%.1f"},
-        {"prefix tokens", f_prefix, "%.0f"},    {"  matched", f_matched, "%.0f"},
-        {"  loaded", f_loaded, "%.0f"},         {"tokens computed", f_query, "%.0f"},
-        {"bytes read", f_read, NULL},           {"bytes of the prefix", f_full, NULL},
+        {"TTFT, ms", f_ttft, "%.1f"},         {"  match", f_match, "%.2f"},     {"  identify", f_identify, "%.1f"},
+        {"  I/O wait", f_io_wait, "%.1f"},    {"  gather", f_gather, "%.1f"},   {"  compute", f_compute, "%.1f"},
+        {"prefix tokens", f_prefix, "%.0f"},  {"  matched", f_matched, "%.0f"}, {"  loaded", f_loaded, "%.0f"},
+        {"tokens computed", f_query, "%.0f"}, {"bytes read", f_read, NULL},     {"bytes of the prefix", f_full, NULL},
     };
     /* Groups of adjacent rows of one system. */
     size_t n_groups = 0;
@@ -176,8 +226,9 @@ int report_table(const app_row *rows, size_t n_rows)
         size_t same = 0, n = 0;
         for (const app_row *r = group[g]; r < group[g + 1]; r++)
             if (r->compared) same += r->top1_same, n++;
-        ok = n == 0 ? text_table_add(t, "-") : n == 1 ? text_table_add(t, same ? "yes" : "no")
-                                                      : text_table_add(t, "%zu of %zu", same, n);
+        ok = n == 0   ? text_table_add(t, "-")
+             : n == 1 ? text_table_add(t, same ? "yes" : "no")
+                      : text_table_add(t, "%zu of %zu", same, n);
     }
     if (ok) text_table_print(t, stdout);
     free(scratch);

@@ -9,6 +9,9 @@
 /* One object with the fields of `impress run --json` (man impress-run). NULL: no memory. */
 json_t *report_json(const app_row *row, const char *model);
 
+/* A text that may not be UTF-8, as JSON wants it: other bytes become '?'. NULL: no memory. */
+json_t *report_text(const char *text);
+
 /* Print a JSON value and a newline to stdout, and free it. Returns an exit code. */
 int report_print_json(json_t *value);
 

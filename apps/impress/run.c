@@ -30,7 +30,8 @@ static const opt options[] = {
     {"file", 'f', OPT_TEXT, AT(prefix_file), "FILE", "the prefix, a text file; - is standard input", true},
     {"prompt", 'p', OPT_TEXTS, AT(questions), "TEXT", "the question; may be given several times", true},
     {"system", 's', OPT_TEXT, AT(system), "NAME",
-     "how the prefix is brought back: recomp, as, as-h2o-lru or\nas-h2o-lfu (default: as; with --compare: as-h2o-lru)", false},
+     "how the prefix is brought back: recomp, as, as-h2o-lru or\nas-h2o-lfu (default: as; with --compare: as-h2o-lru)",
+     false},
     {"retention", 'r', OPT_REAL, AT(retention), "SHARE",
      "share of the prefix's tokens that each layer gets, over 0\nto 1 (default: 0.25 for systems that choose)", false},
     {"n-predict", 'n', OPT_COUNT, AT(n_answer), "N", "length of the answer, tokens (default: 128)", false},
@@ -40,8 +41,7 @@ static const opt options[] = {
     {"raw", 0, OPT_FLAG, AT(raw), NULL, "no chat template: prefix, blank line, question", false},
     STORE_OPTS(run_settings),
     {"salt", 0, OPT_TEXT, AT(salt), "TEXT", "keep apart from prefixes stored under another salt", false},
-    {"store-derived", 0, OPT_FLAG, AT(store_derived), NULL,
-     "also store what was computed over a partial load", false},
+    {"store-derived", 0, OPT_FLAG, AT(store_derived), NULL, "also store what was computed over a partial load", false},
     {"keep-first", 0, OPT_COUNT, AT(keep_first), "N", "always load the first N tokens (default: 0)", false},
     {"keep-last", 0, OPT_COUNT, AT(keep_last), "N", "always load the last N tokens (default: 0)", false},
     {"query-rows", 0, OPT_COUNT, AT(query_rows), "N", "score by the last N tokens of the query (default: 32)", false},
@@ -89,8 +89,10 @@ static int make_system(const char *name, const run_settings *s, run_system *out)
     r->n_keep_last = (uint32_t)s->keep_last;
     r->max_query_rows = (uint32_t)s->query_rows;
     if (r->recompute) return 0;
-    if (imp_system_preset(name, &r->switches) < 0) return opt_misuse(&run_command, "--system: %s, and recomp", imp_last_error());
-    if (r->switches.identify != IMP_IDENTIFY_NONE) r->retention = s->retention != RETENTION_DEFAULT ? s->retention : 0.25;
+    if (imp_system_preset(name, &r->switches) < 0)
+        return opt_misuse(&run_command, "--system: %s, and recomp", imp_last_error());
+    if (r->switches.identify != IMP_IDENTIFY_NONE)
+        r->retention = s->retention != RETENTION_DEFAULT ? s->retention : 0.25;
     return 0;
 }
 
@@ -150,8 +152,8 @@ static int open_context(run *r, const imp_llama_request *request)
     size_t need = longest + s->n_answer;
     size_t trained = (size_t)llama_model_n_ctx_train(r->model);
     if (s->n_ctx && need > s->n_ctx)
-        return app_fail("%s: prompt of %zu tokens and answer of %zu are more than --ctx-size %zu", s->prefix_file, longest,
-                        (size_t)s->n_answer, (size_t)s->n_ctx);
+        return app_fail("%s: prompt of %zu tokens and answer of %zu are more than --ctx-size %zu", s->prefix_file,
+                        longest, (size_t)s->n_answer, (size_t)s->n_ctx);
     if (need > trained)
         return app_fail("%s: prompt of %zu tokens and answer of %zu are more than the model's context of %zu",
                         s->prefix_file, longest, (size_t)s->n_answer, trained);
@@ -174,6 +176,7 @@ static int open_context(run *r, const imp_llama_request *request)
     params.request = *request;
     params.widen_query = true;
     if (imp_llama_init(r->model, cp, &params, &r->ctx) < 0) return app_fail("%s", imp_last_error());
+    if (r->store && app_model_unchanged(s->model)) return 1;
     const char *why = "";
     if (r->store && imp_llama_get_fit(r->ctx, &why) != IMP_LLAMA_FIT_FULL) fprintf(stderr, "impress: note: %s\n", why);
     return 0;

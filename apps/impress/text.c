@@ -71,11 +71,16 @@ const char *text_bytes(uint64_t n, char buf[32])
 const char *text_ago(int64_t then_s, int64_t now_s, char buf[32])
 {
     int64_t d = now_s > then_s ? now_s - then_s : 0;
-    if (then_s <= 0) snprintf(buf, 32, "never");
-    else if (d < 120) snprintf(buf, 32, "%lld s ago", (long long)d);
-    else if (d < 7200) snprintf(buf, 32, "%lld min ago", (long long)(d / 60));
-    else if (d < 172800) snprintf(buf, 32, "%lld h ago", (long long)(d / 3600));
-    else snprintf(buf, 32, "%lld d ago", (long long)(d / 86400));
+    if (then_s <= 0)
+        snprintf(buf, 32, "never");
+    else if (d < 120)
+        snprintf(buf, 32, "%lld s ago", (long long)d);
+    else if (d < 7200)
+        snprintf(buf, 32, "%lld min ago", (long long)(d / 60));
+    else if (d < 172800)
+        snprintf(buf, 32, "%lld h ago", (long long)(d / 3600));
+    else
+        snprintf(buf, 32, "%lld d ago", (long long)(d / 86400));
     return buf;
 }
 
@@ -130,8 +135,10 @@ void text_table_print(const text_table *t, FILE *f)
         }
         int pad = width - text_width(t->cells[i]);
         bool last = column + 1 == t->n_columns || i + 1 == t->n_cells;
-        if (column == 0) fprintf(f, "%s%*s", t->cells[i], last ? 0 : pad, "");
-        else fprintf(f, "  %*s%s", pad, "", t->cells[i]);
+        if (column == 0)
+            fprintf(f, "%s%*s", t->cells[i], last ? 0 : pad, "");
+        else
+            fprintf(f, "  %*s%s", pad, "", t->cells[i]);
         if (last) fputc('\n', f);
     }
 }

@@ -19,7 +19,7 @@ const char *text_ago(int64_t then_s, int64_t now_s, char buf[32]);
 
 /* A table of strings: the first column to the left, the others to the right. */
 typedef struct text_table text_table;
-text_table *text_table_new(size_t n_columns); /* NULL: no memory */
+text_table *text_table_new(size_t n_columns);                                                   /* NULL: no memory */
 bool text_table_add(text_table *t, const char *fmt, ...) __attribute__((format(printf, 2, 3))); /* the next cell */
 void text_table_print(const text_table *t, FILE *f);
 void text_table_free(text_table *t);

@@ -348,8 +348,29 @@ void imp_llama_seq_keep(imp_llama *ctx, llama_seq_id seq)
         if ((llama_seq_id)i == seq) continue;
         lc_save_seq(ctx, &ctx->seqs[i]);
         lc_seq_reset(&ctx->seqs[i]);
+        llama_memory_seq_rm(ctx->memory, (llama_seq_id)i, -1, -1); /* llama.cpp's keep leaves other streams alone */
     }
     llama_memory_seq_keep(ctx->memory, seq);
+}
+
+/* Is a cell of `a` also one of `b`? A cell that isn't known may be. */
+static bool share_cells(imp_llama *ctx, const lc_seq *a, const lc_seq *b)
+{
+    size_t n_cells = ctx->stream_cells * ctx->n_streams;
+    unsigned char *taken = calloc(n_cells ? n_cells : 1, 1);
+    bool shared = !taken || a->sound < a->n || b->sound < b->n;
+    const struct { const uint32_t *cells; size_t n; } lists[4] = {
+        {a->cells, a->n}, {a->placed, a->n_placed}, {b->cells, b->n}, {b->placed, b->n_placed}};
+    for (size_t l = 0; l < 4 && !shared; l++) {
+        for (size_t i = 0; i < lists[l].n && !shared; i++) {
+            uint32_t cell = lists[l].cells[i];
+            if (cell >= n_cells) continue; /* LC_NO_CELL: of a selection, whose cells are in `placed` */
+            if (l < 2) taken[cell] = 1;
+            else shared = taken[cell];
+        }
+    }
+    free(taken);
+    return shared;
 }
 
 void imp_llama_seq_add(imp_llama *ctx, llama_seq_id seq, llama_pos p0, llama_pos p1, llama_pos delta)
@@ -360,6 +381,13 @@ void imp_llama_seq_add(imp_llama *ctx, llama_seq_id seq, llama_pos p0, llama_pos
         if (s->state != LC_SEQ_ALIEN) {
             if ((p0 > 0 && (size_t)p0 >= s->n) || s->n == 0 || p1 == 0) return;
             if (!settle_seq(ctx, seq)) return;
+            /* A cell has one position: shifting it here shifts it for the sequences that were copied from or to it. */
+            for (uint32_t i = 0; i < ctx->n_seq_max; i++) {
+                lc_seq *other = &ctx->seqs[i];
+                if (other == s || other->state != LC_SEQ_REAL || !share_cells(ctx, s, other)) continue;
+                lc_save_seq(ctx, other);
+                estrange(other);
+            }
             estrange(s);
         }
         ctx->shift_pending = true;

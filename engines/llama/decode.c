@@ -240,8 +240,10 @@ static void take_back(imp_llama *ctx)
         if (s->n_share == 0) continue;
         if (s->state == LC_SEQ_ALIEN) {
             llama_memory_seq_rm(ctx->memory, (llama_seq_id)id, s->pos_before + 1, -1);
-        } else if (s->n > s->n_before) {
-            lc_seq_truncate(ctx, (llama_seq_id)id, s->n_before);
+        } else {
+            if (s->n > s->n_before) lc_seq_truncate(ctx, (llama_seq_id)id, s->n_before);
+            /* And the cells of ubatches that were computed before the one that failed. */
+            llama_memory_seq_rm(ctx->memory, (llama_seq_id)id, (llama_pos)s->n_before, -1);
         }
     }
     ctx->out_own = false;

@@ -50,7 +50,9 @@ typedef struct imp_llama_request {
 typedef struct imp_llama_params {
     size_t struct_bytes;               /* set by imp_llama_params_init() */
     imp_store *store;                  /* NULL: plain llama.cpp. Must outlive the context */
-    const char *const *model_files;    /* the GGUF files of `model`, [n_model_files]: their bytes name the space */
+    const char *const *model_files;    /* the GGUF files of `model`, [n_model_files]: their bytes name the space. They
+                                          are read in imp_llama_init(): a program must see to it that they weren't
+                                          replaced since the model was loaded from them (stat before, compare after) */
     size_t n_model_files;
     const char *salt;                  /* tenant; NULL: "" */
     imp_llama_request request;         /* default of every sequence */

@@ -112,9 +112,11 @@ int imp_dir_open(imp_store *s, const char *dir, bool *made)
         if (!empty) return imp_fail(IMP_E_ARG, "%s holds other files and no store", s->dir);
     }
     if (s->readonly) {
-        s->lock_fd = openat(s->dir_fd, "lock", O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+        s->lock_fd = openat(s->dir_fd, "lock", O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
         if (s->lock_fd < 0 && errno != ENOENT) return imp_fail_errno(errno, "can't open %s/lock", s->dir);
-        return 0;
+        return s->lock_fd < 0 || (fstat(s->lock_fd, &st) == 0 && S_ISREG(st.st_mode))
+                   ? 0
+                   : imp_fail(IMP_E_IO, "%s/lock is not a file", s->dir);
     }
     if (fstat(s->dir_fd, &st) == 0 && (st.st_mode & 0777) != 0700 && st.st_uid == geteuid()) {
         if (fchmod(s->dir_fd, 0700) != 0) return imp_fail_errno(errno, "can't set the mode of %s", s->dir);
@@ -122,8 +124,9 @@ int imp_dir_open(imp_store *s, const char *dir, bool *made)
     rc = have_folder(s, "segments"); /* first: it marks the directory as a store */
     if (rc == 0) rc = have_folder(s, "live");
     if (rc < 0) return rc;
-    s->lock_fd = openat(s->dir_fd, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    s->lock_fd = openat(s->dir_fd, "lock", O_RDWR | O_CREAT | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (s->lock_fd < 0) return imp_fail_errno(errno, "can't open %s/lock", s->dir);
+    if (fstat(s->lock_fd, &st) == 0 && !S_ISREG(st.st_mode)) return imp_fail(IMP_E_IO, "%s/lock is not a file", s->dir);
     if (fstat(s->lock_fd, &st) != 0 || ((st.st_mode & 0777) != 0600 && fchmod(s->lock_fd, 0600) != 0)) {
         return imp_fail_errno(errno, "can't set the mode of %s/lock", s->dir);
     }
@@ -213,7 +216,7 @@ int imp_dir_live_make(imp_store *s)
 /* The file of `name` in live/, locked, if nobody else holds it; else -1. */
 static int take_dead(const imp_store *s, const char *name)
 {
-    int fd = openat(s->dir_fd, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    int fd = openat(s->dir_fd, name, O_RDWR | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC); /* a FIFO must not hold us up */
     if (fd < 0) return -1;
     if (flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
     close(fd);
