@@ -61,7 +61,8 @@ expect 1 'everyday.val.jsonl:1: prompt of [0-9]+ tokens and choice of [0-9]+ are
 fields='["accuracy", "agreement", "bytes_read", "ci_high", "ci_low", "diff_full", "fallback_layers", "identify_bytes", "kl", "mass", "model", "n", "retention", "system", "task"]'
 run=("${ev[@]}" --shots 12 --systems recomp,as,as-h2o-lru --retention 1,0.5 --out "$tmp/rows.jsonl" --json)
 "${run[@]}" --limit 6 >"$tmp/1.json" 2>"$tmp/err" || fail "eval: $(cat "$tmp/err")"
-[ ! -s "$tmp/err" ] || fail "eval says: $(cat "$tmp/err")"
+# On a slow machine a line of progress now and then.
+! grep -vE ': [0-9]+ %  ' "$tmp/err" || fail "eval says: $(cat "$tmp/err")"
 json_ok "$tmp/1.json" '[(r["system"], r["retention"]) for r in d] == [("recomp", 1), ("as", 1), ("as-h2o-lru", 1), ("as-h2o-lru", 0.5)]'
 json_ok "$tmp/1.json" "all(sorted(r) == $fields for r in d)"
 json_ok "$tmp/1.json" 'all(r["n"] == 6 and r["task"] == "everyday" and r["fallback_layers"] is None for r in d)'
