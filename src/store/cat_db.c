@@ -64,7 +64,9 @@ static int status_of(cat_db *d, int code)
 
 static int db_fail(cat_db *d, int code)
 {
-    return imp_fail(status_of(d, code), "catalogue: %s", d->db ? sqlite3_errmsg(d->db) : sqlite3_errstr(code));
+    const char *file = d->db ? sqlite3_db_filename(d->db, "main") : NULL;
+    return imp_fail(status_of(d, code), "%s: %s", file && *file ? file : "catalogue",
+                    d->db ? sqlite3_errmsg(d->db) : sqlite3_errstr(code));
 }
 
 /* ---- statements */
