@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "answer.h"
 #include "model.h"
@@ -69,14 +68,8 @@ static int open_context(eval *e, imp_store *store, imp_llama **out)
     size_t need = 0;
     for (size_t i = 0; i < e->n_tasks; i++)
         if (e->tasks[i].longest > need) need = e->tasks[i].longest;
-    struct llama_context_params cp = llama_context_default_params();
-    cp.n_ctx = (uint32_t)(s->n_ctx ? s->n_ctx : need);
-    cp.n_batch = (uint32_t)s->n_batch;
-    cp.n_ubatch = (uint32_t)(s->n_ubatch < s->n_batch ? s->n_ubatch : s->n_batch);
-    cp.n_seq_max = 1;
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    cp.n_threads = cp.n_threads_batch = s->n_threads ? (int32_t)s->n_threads : cores > 0 ? (int32_t)cores : 1;
-    if (s->cache_type && !strcmp(s->cache_type, "q8_0")) cp.type_k = cp.type_v = GGML_TYPE_Q8_0;
+    struct llama_context_params cp =
+        app_context_params(s->n_ctx ? s->n_ctx : need, s->n_batch, s->n_ubatch, s->n_threads, s->cache_type);
 
     imp_llama_params params;
     imp_llama_params_init(&params);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "impress/impress.h"
 #include "text.h"
@@ -96,6 +97,20 @@ int app_model_unchanged(const char *path)
         st.st_ctim.tv_nsec == loaded.st_ctim.tv_nsec)
         return 0;
     return app_fail("the model %s changed while it was loaded; ask again", path);
+}
+
+struct llama_context_params app_context_params(size_t n_ctx, size_t n_batch, size_t n_ubatch, size_t n_threads,
+                                               const char *cache_type)
+{
+    struct llama_context_params cp = llama_context_default_params();
+    cp.n_ctx = (uint32_t)n_ctx;
+    cp.n_batch = (uint32_t)n_batch;
+    cp.n_ubatch = (uint32_t)(n_ubatch < n_batch ? n_ubatch : n_batch);
+    cp.n_seq_max = 1;
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    cp.n_threads = cp.n_threads_batch = n_threads ? (int32_t)n_threads : cores > 0 ? (int32_t)cores : 1;
+    if (cache_type && !strcmp(cache_type, "q8_0")) cp.type_k = cp.type_v = GGML_TYPE_Q8_0;
+    return cp;
 }
 
 int app_read_text(const char *path, char **text, size_t *n_bytes)

@@ -21,6 +21,10 @@ int app_model_load(const char *path, bool verbose, struct llama_model **out);
  * the model in memory. */
 int app_model_unchanged(const char *path);
 
+/* A context for one sequence. n_threads 0: one a core; cache_type "q8_0", else f16. */
+struct llama_context_params app_context_params(size_t n_ctx, size_t n_batch, size_t n_ubatch, size_t n_threads,
+                                               const char *cache_type);
+
 /* A whole file as text. "-" is standard input. Returns 0 or an exit code. */
 int app_read_text(const char *path, char **text, size_t *n_bytes);
 

@@ -158,14 +158,8 @@ static int open_context(run *r, const imp_llama_request *request)
         return app_fail("%s: prompt of %zu tokens and answer of %zu are more than the model's context of %zu",
                         s->prefix_file, longest, (size_t)s->n_answer, trained);
 
-    struct llama_context_params cp = llama_context_default_params();
-    cp.n_ctx = (uint32_t)(s->n_ctx ? s->n_ctx : need);
-    cp.n_batch = (uint32_t)s->n_batch;
-    cp.n_ubatch = (uint32_t)(s->n_ubatch < s->n_batch ? s->n_ubatch : s->n_batch);
-    cp.n_seq_max = 1;
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    cp.n_threads = cp.n_threads_batch = s->n_threads ? (int32_t)s->n_threads : cores > 0 ? (int32_t)cores : 1;
-    if (s->cache_type && !strcmp(s->cache_type, "q8_0")) cp.type_k = cp.type_v = GGML_TYPE_Q8_0;
+    struct llama_context_params cp =
+        app_context_params(s->n_ctx ? s->n_ctx : need, s->n_batch, s->n_ubatch, s->n_threads, s->cache_type);
 
     imp_llama_params params;
     imp_llama_params_init(&params);
