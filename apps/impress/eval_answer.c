@@ -42,7 +42,7 @@ int eval_make_questions(eval *e)
 static eval_key key_of(const eval *e, const eval_task *t, const eval_question *q, const eval_variant *v)
 {
     return (eval_key){.model = e->model_name, .model_bytes = e->model_bytes, .settings = e->settings, .task = t->name,
-                      .system = v->name, .retention = v->request.retention, .shots = t->shots, .id = q->example->id,
+                      .system = v->name, .retention = v->request.load.retention, .shots = t->shots, .id = q->example->id,
                       .prompt_hash = q->hash};
 }
 
@@ -76,7 +76,6 @@ static int open_context(eval *e, imp_store *store, imp_llama **out)
     params.store = store;
     params.model_files = &s->model;
     params.n_model_files = 1;
-    params.request.retention = 1;
     params.request.recompute = !store;
     if (imp_llama_init(e->model, cp, &params, out) < 0) return app_fail("%s", imp_last_error());
     if (params.store && app_model_unchanged(e->s->model)) return 1;
@@ -123,8 +122,8 @@ static int store_prefix(eval *e, eval_task *t)
     app_prompt prefix = shared_prefix(t);
     app_row row = {0};
     imp_llama_clear(e->loading);
-    imp_llama_request request = {.retention = 1, .store_new = true};
-    imp_system_preset("as", &request.switches);
+    imp_llama_request request;
+    imp_llama_request_init(&request);
     if (imp_llama_set_request(e->loading, 0, &request) < 0) return app_fail("%s", imp_last_error());
     int rc = app_prefill(e->loading, &prefix, 0, &row);
     if (rc) return rc;
@@ -188,7 +187,7 @@ static void show_progress(eval *e, const eval_task *t, const eval_variant *v)
         else snprintf(left, sizeof left, ", %.1f h left", s / 3600);
     }
     snprintf(detail, sizeof detail, "%zu of %zu%s (%s, %s %g)", e->n_done, e->n_pending, left, t->name, v->name,
-             v->request.retention);
+             v->request.load.retention);
     text_progress_at(&e->progress, (double)e->n_done / (double)e->n_pending, detail);
 }
 

@@ -26,7 +26,7 @@ static int add_variant(eval *e, const opt_command *command, const char *name, do
 {
     const eval_settings *s = e->s;
     for (size_t i = 0; i < e->n_variants; i++) {
-        if (strcmp(e->variants[i].name, name) != 0 || e->variants[i].request.retention != retention) continue;
+        if (strcmp(e->variants[i].name, name) != 0 || e->variants[i].request.load.retention != retention) continue;
         e->variants[i].asked |= asked;
         return 0;
     }
@@ -35,12 +35,14 @@ static int add_variant(eval *e, const opt_command *command, const char *name, do
     eval_variant *v = &e->variants[e->n_variants++];
     *v = (eval_variant){.plain = !strcmp(name, "recomp"), .asked = asked};
     snprintf(v->name, sizeof v->name, "%s", name);
-    v->request.retention = retention;
+    imp_llama_request_init(&v->request);
+    v->request.load.retention = retention;
+    v->request.store_new = false;
     v->request.recompute = v->plain;
-    v->request.n_keep_first = (uint32_t)s->keep_first;
-    v->request.n_keep_last = (uint32_t)s->keep_last;
-    v->request.max_query_rows = (uint32_t)s->query_rows;
-    if (!v->plain) imp_system_preset(name, &v->request.switches);
+    v->request.load.n_keep_first = (uint32_t)s->keep_first;
+    v->request.load.n_keep_last = (uint32_t)s->keep_last;
+    v->request.load.max_query_rows = (uint32_t)s->query_rows;
+    if (!v->plain) imp_system_preset(name, &v->request.load.switches);
     return 0;
 }
 
@@ -75,7 +77,7 @@ int eval_plan_variants(eval *e, const opt_command *command)
     for (size_t i = 0; i < e->n_variants; i++) {
         if (!strcmp(e->variants[i].name, e->s->reference)) e->reference = i;
         n_asked += e->variants[i].asked;
-        n_choosing += e->variants[i].request.switches.identify != IMP_IDENTIFY_NONE;
+        n_choosing += e->variants[i].request.load.switches.identify != IMP_IDENTIFY_NONE;
     }
     if (n_asked == 0) return opt_misuse(command, "--systems wants at least one");
     if (e->s->retention && n_choosing == 0)

@@ -23,7 +23,7 @@ static int summarise(const eval *e, const eval_task *t, size_t variant, eval_sum
 static json_t *summary_json(const eval *e, const eval_task *t, const eval_variant *v, const eval_summary *s)
 {
     return json_pack("{s:s,s:s,s:s,s:f,s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:n,s:f,s:f}", "system", v->name, "task",
-                     t->name, "model", e->model_name, "retention", v->request.retention, "n", (json_int_t)s->n,
+                     t->name, "model", e->model_name, "retention", v->request.load.retention, "n", (json_int_t)s->n,
                      "accuracy", s->accuracy, "diff_full", s->diff, "ci_low", s->ci_low, "ci_high", s->ci_high,
                      "agreement", s->agreement, "kl", s->kl, "mass", s->mass, "fallback_layers", "identify_bytes",
                      s->identify_bytes, "bytes_read", s->bytes_read);
@@ -66,8 +66,8 @@ static int print_task(const eval *e, const eval_task *t)
         char identify[32], read[32];
         if (!v->asked) continue;
         if ((rc = summarise(e, t, i, &s)) != 0) break;
-        ok = v->request.switches.identify != IMP_IDENTIFY_NONE
-                 ? text_table_add(table, "%s %g %%", v->name, v->request.retention * 100)
+        ok = v->request.load.switches.identify != IMP_IDENTIFY_NONE
+                 ? text_table_add(table, "%s %g %%", v->name, v->request.load.retention * 100)
                  : text_table_add(table, "%s", v->name);
         ok = ok && text_table_add(table, "%.1f", s.accuracy_sum * 100) &&
              text_table_add(table, "%.1f", s.accuracy_norm * 100) && text_table_add(table, "%+.1f", s.diff * 100) &&

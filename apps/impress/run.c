@@ -81,18 +81,17 @@ static int make_system(const char *name, const run_settings *s, run_system *out)
     memset(out, 0, sizeof *out);
     out->name = name;
     imp_llama_request *r = &out->request;
+    imp_llama_request_init(r);
     r->recompute = !strcmp(name, "recomp");
-    r->retention = 1;
-    r->store_new = true;
     r->store_derived = s->store_derived;
-    r->n_keep_first = (uint32_t)s->keep_first;
-    r->n_keep_last = (uint32_t)s->keep_last;
-    r->max_query_rows = (uint32_t)s->query_rows;
+    r->load.n_keep_first = (uint32_t)s->keep_first;
+    r->load.n_keep_last = (uint32_t)s->keep_last;
+    r->load.max_query_rows = (uint32_t)s->query_rows;
     if (r->recompute) return 0;
-    if (imp_system_preset(name, &r->switches) < 0)
+    if (imp_system_preset(name, &r->load.switches) < 0)
         return opt_misuse(&run_command, "--system: %s, and recomp", imp_last_error());
-    if (r->switches.identify != IMP_IDENTIFY_NONE)
-        r->retention = s->retention != RETENTION_DEFAULT ? s->retention : 0.25;
+    if (r->load.switches.identify != IMP_IDENTIFY_NONE)
+        r->load.retention = s->retention != RETENTION_DEFAULT ? s->retention : 0.25;
     return 0;
 }
 
@@ -188,7 +187,7 @@ static app_row *next_row(run *r, const run_system *system)
 {
     app_row *row = &r->rows[r->n_rows++];
     row->system = system->name;
-    row->retention = system->request.retention;
+    row->retention = system->request.load.retention;
     return row;
 }
 
@@ -319,9 +318,9 @@ int cmd_run(int argc, char **argv)
     imp_store_opts opts;
     if ((rc = store_settings_apply(&run_command, &s.store, &opts)) != 0) return rc;
     if ((rc = make_system(s.system ? s.system : s.compare ? "as-h2o-lru" : "as", &s, &r.system)) != 0) return rc;
-    if (s.retention != RETENTION_DEFAULT && s.retention < 1 && r.system.request.retention >= 1 && !s.compare)
+    if (s.retention != RETENTION_DEFAULT && s.retention < 1 && r.system.request.load.retention >= 1 && !s.compare)
         fprintf(stderr, "impress: note: system %s loads every token, whatever the retention\n", r.system.name);
-    opts.cache = r.system.request.switches.cache;
+    opts.cache = r.system.request.load.switches.cache;
 
     app_log_show(s.verbose);
     const char *dir = store_settings_dir(&s.store);

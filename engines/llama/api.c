@@ -41,23 +41,26 @@ int lc_error(int status, const char *fmt, ...)
 
 void imp_llama_params_init(imp_llama_params *params)
 {
-    *params = (imp_llama_params){
-        .struct_bytes = sizeof *params,
-        .request = {.retention = 1, .store_new = true},
-    };
-    imp_system_preset("as", &params->request.switches);
+    *params = (imp_llama_params){.struct_bytes = sizeof *params};
+    imp_llama_request_init(&params->request);
+}
+
+void imp_llama_request_init(imp_llama_request *request)
+{
+    *request = (imp_llama_request){.store_new = true};
+    imp_load_opts_init(&request->load);
 }
 
 static int check_request(const imp_llama_request *r)
 {
-    if (!(r->retention > 0 && r->retention <= 1)) {
-        return lc_error(IMP_E_ARG, "retention %g isn't in (0, 1]", r->retention);
+    if (!(r->load.retention > 0 && r->load.retention <= 1)) {
+        return lc_error(IMP_E_ARG, "retention %g isn't in (0, 1]", r->load.retention);
     }
-    if (r->switches.identify > IMP_IDENTIFY_ALL_KEYS) {
-        return lc_error(IMP_E_UNSUPPORTED, "identification %d isn't in this version", (int)r->switches.identify);
+    if (r->load.switches.identify > IMP_IDENTIFY_ALL_KEYS) {
+        return lc_error(IMP_E_UNSUPPORTED, "identification %d isn't in this version", (int)r->load.switches.identify);
     }
-    if (r->retention < 1 && r->switches.identify == IMP_IDENTIFY_NONE && !r->recompute) {
-        return lc_error(IMP_E_ARG, "retention %g needs an identification", r->retention);
+    if (r->load.retention < 1 && r->load.switches.identify == IMP_IDENTIFY_NONE && !r->recompute) {
+        return lc_error(IMP_E_ARG, "retention %g needs an identification", r->load.retention);
     }
     return 0;
 }

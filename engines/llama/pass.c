@@ -57,23 +57,15 @@ static plan make_plan(const imp_llama *ctx, const lc_seq *s, bool whole, size_t 
 {
     const imp_llama_request *r = &s->request;
     plan p = {.prefix = s->n_leased};
-    imp_load_opts_init(&p.opts);
-    p.opts.switches = r->switches;
-    p.opts.n_keep_first = r->n_keep_first;
-    p.opts.n_keep_last = r->n_keep_last;
-    p.opts.max_query_rows = r->max_query_rows;
-
-    bool selects = !whole && ctx->fit == IMP_LLAMA_FIT_FULL && r->switches.identify != IMP_IDENTIFY_NONE &&
-                   r->retention < 1;
+    p.opts = r->load;
+    bool selects = !whole && ctx->fit == IMP_LLAMA_FIT_FULL && r->load.switches.identify != IMP_IDENTIFY_NONE &&
+                   r->load.retention < 1;
     if (selects && s->n > ctx->min_query) {
         size_t prefix = p.prefix, most = s->n - ctx->min_query;
         if (prefix > most) prefix = most;
-        size_t k = (size_t)ceil(r->retention * (double)prefix);
+        size_t k = (size_t)ceil(r->load.retention * (double)prefix);
         p.partial = prefix >= MIN_PARTIAL && k < prefix;
-        if (p.partial) {
-            p.prefix = prefix;
-            p.opts.retention = r->retention;
-        }
+        if (p.partial) p.prefix = prefix;
     }
     if (!p.partial) {
         p.opts.switches.identify = IMP_IDENTIFY_NONE;
@@ -92,7 +84,7 @@ static int read_query(imp_llama *ctx, const lc_seq *s, const struct ggml_tensor 
 {
     const struct ggml_tensor *q = attention->src[0];
     struct ggml_tensor *root = lc_root(attention->src[0]);
-    size_t n = (size_t)q->ne[1], most = s->request.max_query_rows ? s->request.max_query_rows : QUERY_ROWS;
+    size_t n = (size_t)q->ne[1], most = s->request.load.max_query_rows ? s->request.load.max_query_rows : QUERY_ROWS;
     size_t rows = n < most ? n : most, at = q->view_offs + (n - rows) * q->nb[1];
     float params[3]; /* scale, ALiBi's bias, soft cap */
     memcpy(params, attention->op_params, sizeof params);

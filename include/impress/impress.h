@@ -106,38 +106,49 @@ void imp_log_line(imp_log_level level, const char *line);
 typedef enum imp_identify {
     IMP_IDENTIFY_NONE = 0,     /* not at all: every token of the prefix is loaded */
     IMP_IDENTIFY_ALL_KEYS = 1, /* exact H2O scores over all keys of the layer (the paper, 2.2: "AS+H2O") */
-    IMP_IDENTIFY_PROBE = 2,    /* probe heads with fallback (the paper, 4.1); not in this version */
-    IMP_IDENTIFY_STATIC = 3,   /* one ranking made ahead of all requests (SPI); not in this version */
-    IMP_IDENTIFY_CHUNKS = 4,   /* whole 16-token chunks by score (ContiguousKV); not in this version */
-    IMP_IDENTIFY_SKETCH = 5    /* sketch and history (docs/design); not in this version */
+    IMP_IDENTIFY_PROBE = 2,    /* probe heads; where they don't agree, all keys (the paper, 4.1) */
+    IMP_IDENTIFY_STATIC = 3,   /* one ranking made ahead of all requests (SPI; the paper, 3.1) */
+    IMP_IDENTIFY_CHUNKS = 4,   /* whole chunks by score, one choice for several layers (ContiguousKV, arXiv
+                                  2601.13631) */
+    IMP_IDENTIFY_SKETCH = 5,   /* scores over keys rebuilt from a sketch, with what earlier requests found
+                                  (docs/design/sketch.md) */
+    IMP_IDENTIFY_RANDOM = 6    /* any tokens, the same for all requests: what a selection has to beat */
 } imp_identify;
 
-/* The order of a node's tokens on disk. Belongs to the store. */
+/* The order of a node's tokens on disk, in each layer by what requests found important so far. Belongs to the store:
+ * segments are written so where the request that computed them left queries (imp_commit_queries()), and again by a
+ * reorder. */
 typedef enum imp_order {
     IMP_ORDER_TOKEN = 0,      /* as in the prompt */
-    IMP_ORDER_IMPORTANCE = 1, /* by falling importance (the paper, 4.2); not in this version */
-    IMP_ORDER_CORE = 2        /* the historically important first, the rest as in the prompt; not in this version */
+    IMP_ORDER_IMPORTANCE = 1, /* by falling importance (the paper, 4.2) */
+    IMP_ORDER_CORE = 2        /* the most important eighth first, the rest as in the prompt (docs/design) */
 } imp_order;
 
-/* Which chunks the host tier keeps. */
+/* Which chunks the host and the device tier keep. */
 typedef enum imp_cache {
-    IMP_CACHE_NONE = 0, /* the host tier is passed by */
+    IMP_CACHE_NONE = 0, /* the tiers are passed by */
     IMP_CACHE_LRU = 1,
     IMP_CACHE_LFU = 2,
-    IMP_CACHE_SCORE = 3 /* access frequency x important share (the paper, 4.3) */
+    IMP_CACHE_SCORE = 3,    /* access frequency x important share (the paper, 4.3) */
+    IMP_CACHE_ATTENTION = 4 /* attention that a chunk got so far (ContiguousKV) */
 } imp_cache;
 
-/* What is read before a layer's queries are known. Only data that doesn't depend on the queries is ever fetched
- * ahead. */
+/* What is read before a layer's queries are known, as far as buffers reach. */
 typedef enum imp_prefetch {
-    IMP_PREFETCH_NONE = 0,  /* nothing: each layer's reads start when it asks */
-    IMP_PREFETCH_LAYERS = 1 /* the next layers' keys, or keys and values where all are loaded, as buffers reach */
+    IMP_PREFETCH_NONE = 0,   /* nothing: each layer's reads start when it asks */
+    IMP_PREFETCH_LAYERS = 1, /* the next layers' data that doesn't depend on queries: what it takes to identify (keys,
+                                probe keys, sketches), or all that is loaded where that is known ahead */
+    IMP_PREFETCH_CORE = 2,   /* the same, and the core of segments in IMP_ORDER_CORE */
+    IMP_PREFETCH_CHUNKS = 3  /* the same, and for the next layers the chunks that this one chose: a guess
+                                (ContiguousKV) */
 } imp_prefetch;
 
 /* How rows are encoded on disk. Belongs to the store. Where keys or values are Q8_0 already, both are kept raw. */
 typedef enum imp_rest {
-    IMP_REST_RAW = 0, /* the engine's own bytes (`f16` for an f16 cache) */
-    IMP_REST_Q8 = 1   /* 8 bits: keys per channel over 64 tokens, values in row blocks of 32 */
+    IMP_REST_RAW = 0,  /* the engine's own bytes (`f16` for an f16 cache) */
+    IMP_REST_Q8 = 1,   /* 8 bits: keys per channel over 64 tokens, values in row blocks of 32 */
+    IMP_REST_K8V4 = 2, /* the same keys, values of 4 bits in row blocks of 32 */
+    IMP_REST_Q4 = 3    /* 4 bits: keys per channel over 64 tokens, values in row blocks of 32 */
 } imp_rest;
 
 /* A system is a named set of switches (`docs/systems.md` has the table). `order`, `rest` and `chunk_tokens` are the
@@ -171,6 +182,13 @@ typedef enum imp_io_mode {
 #define IMP_STORE_READONLY 1u  /* open an existing store, never write to it */
 #define IMP_STORE_NO_DIRECT 2u /* through the page cache instead of O_DIRECT */
 #define IMP_STORE_MUST_EXIST 4u /* IMP_E_NOTFOUND instead of making the directory */
+#define IMP_STORE_MEMORY 8u /* nothing on disk: `dir` is left alone and may be NULL, KV is kept in memory under the
+                               budgets of the tiers, at least one of which isn't 0, and is gone with the store */
+
+/* What segments hold besides keys and values, or how they hold them: imp_store_opts.keep. */
+#define IMP_KEEP_SKETCH 1u /* sketches of the keys, where the space says how its keys are turned (imp_space_desc.ropes) */
+#define IMP_KEEP_PROBE 2u  /* the probe heads' keys once more, in a region of their own */
+#define IMP_KEEP_PAIRED 4u /* keys and values of the same tokens in one chunk, read together, instead of apart */
 
 typedef struct imp_store_opts {
     size_t struct_bytes;         /* set by imp_store_opts_init() */
@@ -189,11 +207,23 @@ typedef struct imp_store_opts {
     imp_rest rest;
     uint32_t chunk_tokens;       /* 0: 64 */
     imp_cache cache;             /* policy of the host tier */
+    uint64_t device_cache_bytes; /* device tier, in front of the host tier: a chunk is in one of them. In this version
+                                    it is memory of the host too; 0: none */
+    unsigned keep;               /* IMP_KEEP_..., for segments written from now on */
+    uint32_t n_probe_heads;      /* query heads whose keys IMP_KEEP_PROBE keeps: those of the KV heads that the first so
+                                    many heads use; 0: 3, as the paper */
+    unsigned probe_spread;       /* 1: for probe heads that use KV heads of their own (imp_load_opts.probe_spread) */
+    uint32_t reorder_period_s;   /* segments whose statistics have changed enough are reordered about so often, in the
+                                    background; 0: 600; UINT32_MAX: never */
+    uint32_t reorder_after;      /* enough: so many requests since the last time; 0: 16 */
 } imp_store_opts;
 
 /* Fill in the defaults for a caller whose imp_store_opts has so many bytes. */
 void imp_store_opts_fill(imp_store_opts *opts, size_t struct_bytes);
 static inline void imp_store_opts_init(imp_store_opts *opts) { imp_store_opts_fill(opts, sizeof *opts); }
+
+/* Set what belongs to the store as a system's switches want it: order, rest, chunk_tokens, cache and keep. */
+void imp_store_opts_switches(imp_store_opts *opts, const imp_switches *switches);
 
 /* Open the store in directory `dir`, making it (mode 0700, but no parents) if need be, and recover it: leftovers of
  * killed processes are removed, a lost or damaged catalogue is rebuilt from the segments. `opts` NULL: all defaults.
@@ -232,6 +262,9 @@ typedef struct imp_stats {
     uint64_t acquires, hits, hit_tokens; /* since open, this process; a hit matched at least one token */
     uint64_t bytes_read;        /* from disk, headers included */
     uint64_t host_hit_bytes;    /* from the host tier instead */
+    uint64_t device_hit_bytes;  /* and from the device tier */
+    uint64_t device_bytes;      /* in the device tier now */
+    uint64_t reorders;          /* segments written anew in another order */
     uint64_t bytes_written;
     uint64_t commits, commits_refused, commits_failed, commits_known; /* known: all of it was stored already */
     uint64_t evicted_nodes, evicted_bytes;
@@ -264,7 +297,27 @@ typedef struct imp_field {
     size_t n_bytes;
 } imp_field;
 
-/* Everything that must be equal before KV may be shared. All of it is hashed, each part with its length. */
+/* How a layer's keys are turned by their positions. A sketch is made of keys before that. Pair i of a row at position p
+ * is turned by the angle p * base^(-2 i / n_dims) / factors[i] * freq_scale (without YaRN), as ggml's ROPE. */
+typedef enum imp_rope_pairs {
+    IMP_ROPE_NORM = 0, /* (0, 1) (2, 3) ..                         llama */
+    IMP_ROPE_NEOX = 1  /* (0, n/2) (1, n/2 + 1) ..  n = n_dims     qwen2 and most others */
+} imp_rope_pairs;
+
+typedef struct imp_rope {
+    imp_rope_pairs pairs;
+    uint32_t first_dim, n_dims; /* n_dims is even; 0: nothing is turned */
+    float base;                 /* > 1 */
+    float freq_scale;           /* 1 / the factor by which the context was stretched; > 0 */
+    const float *factors;       /* [n_dims / 2], none 0; NULL: all 1 */
+    float ext_factor;           /* YaRN's mix of stretched and plain angles; 0: no YaRN */
+    float attn_factor;          /* the magnitude; not 0 */
+    float beta_fast, beta_slow; /* YaRN: turns over the original context between which angles are mixed */
+    uint32_t n_ctx_orig;        /* YaRN: the original context; > 0 with YaRN */
+} imp_rope;
+
+/* Everything that must be equal before KV may be shared. All of it is hashed, each part with its length, but for the
+ * last two: what they say must follow from what is hashed. */
 typedef struct imp_space_desc {
     size_t struct_bytes;            /* sizeof(imp_space_desc) */
     const char *model_name;         /* for people; not hashed */
@@ -276,6 +329,8 @@ typedef struct imp_space_desc {
     const imp_field *fields;        /* RoPE factors in force, adapters, ...: [n_fields] */
     size_t n_fields;
     const char *salt;               /* keeps tenants apart; only its hash is kept; NULL: "" */
+    const imp_rope *ropes;          /* [n_layers]; NULL: not known, and no sketches for this space */
+    const uint32_t *n_heads;        /* query heads: [n_layers]; NULL: as many as KV heads */
 } imp_space_desc;
 
 /* Open the space that `desc` describes; made at the first commit. Copies what it needs of `desc`.
@@ -323,6 +378,22 @@ void imp_lease_release(imp_lease *lease);
 
 typedef struct imp_load imp_load;
 
+/* What a request's scores leave behind: advice for later requests, kept with each segment (docs/design), lost without
+ * harm. Only tokens of segments that the load covers are told of. */
+typedef enum imp_record {
+    IMP_RECORD_HISTORY = 0,    /* the moving average, by which segments are reordered and sketches are helped */
+    IMP_RECORD_NOTHING = 1,
+    IMP_RECORD_RANKING = 2     /* each token's largest score so far into the ranking of IMP_RANK_RECONSTRUCTION: for an
+                                  engine that lets the model repeat the prefix while it is idle (KVzip, arXiv
+                                  2505.23416), all keys identified */
+} imp_record;
+
+/* Which ranking IMP_IDENTIFY_STATIC goes by. Tokens without one come last. */
+typedef enum imp_rank {
+    IMP_RANK_PREFILL = 0,       /* scores of the queries that the commit was given (the paper's SPI) */
+    IMP_RANK_RECONSTRUCTION = 1 /* scores while the prefix was repeated */
+} imp_rank;
+
 typedef struct imp_load_opts {
     size_t struct_bytes;  /* set by imp_load_opts_init() */
     double retention;     /* share of the prefix's tokens that each layer gets: (0, 1] */
@@ -331,6 +402,18 @@ typedef struct imp_load_opts {
     uint32_t n_keep_last;  /* and so many at the end of the prefix; default 0. Of the k tokens those from the start come
                               first, then these, then the best of the rest */
     uint32_t max_query_rows; /* of the query rows given to select, at most the last so many score; 0: 32 */
+    uint32_t n_probe_heads;  /* PROBE: so many query heads; 0: 3 (the paper). More than there are: all */
+    unsigned probe_spread;   /* PROBE: 1: heads of different KV heads, as far as there are, instead of the first ones */
+    float probe_alpha;       /* PROBE: they agree where their mean Jaccard similarity is at least so many times that of
+                                random sets; 0: 0.6 (the paper) */
+    float probe_similarity;  /* PROBE: the threshold itself, instead; 0: by probe_alpha */
+    float byte_share;        /* SKETCH: chunks read and taken from the tiers are at most this share of the prefix's
+                                bytes, those that are there anyway not counted, as long as that brings enough tokens;
+                                0: whatever the best tokens take */
+    float history_weight;    /* SKETCH: of earlier requests' scores; 0: 0.5; below 0: none */
+    uint32_t period;         /* CHUNKS: layers that share the choice of the first of them; 0: 4 */
+    imp_rank rank;           /* STATIC */
+    imp_record record;
 } imp_load_opts;
 
 /* Fill in the defaults (everything, in order of layers) for a caller whose imp_load_opts has so many bytes. */
@@ -389,7 +472,12 @@ typedef struct imp_load_stats {
     uint64_t identify_bytes; /* of these, only to identify */
     uint64_t host_hit_bytes; /* from the host tier instead of the disk */
     uint64_t n_reads;
-    double mass;            /* mean share of the attention mass that the chosen tokens hold; 1 if all are loaded */
+    double mass;            /* mean share of the attention mass that the chosen tokens hold, by the scores they were
+                               chosen by; 1 if all are loaded */
+    uint64_t device_hit_bytes; /* from the device tier */
+    uint32_t n_selected;    /* layers that chose so far, in all passes */
+    uint32_t n_fallback;    /* of these, by all keys though the request asked for less: PROBE's heads didn't agree, or
+                               a segment holds no sketch or probe keys */
 } imp_load_stats;
 
 /* The figures so far; those of the last pass and all before. */
@@ -425,6 +513,11 @@ int imp_commit_begin(imp_space *space, const int32_t *tokens, size_t n_tokens, s
  * order, rows that come again replace those before; every row must come before finish. */
 int imp_commit_rows(imp_commit *commit, uint32_t layer, size_t first, size_t count, const void *k, size_t k_stride,
                     const void *v, size_t v_stride);
+
+/* Queries of some of the last tokens of the prompt, exact, the first of them at position `first`, in one layer: at most
+ * the last 64 rows are kept (copied). By their scores the tokens are ordered on disk, ranked, and their history begins;
+ * a space's first sketches are made for them. Advisory: without, or where it fails, KV is stored all the same. */
+int imp_commit_queries(imp_commit *commit, uint32_t layer, size_t first, const imp_query *query);
 
 /* Hand the rows to the store's writer thread, and free the handle, whatever is returned. Nothing is on disk yet when
  * this returns. The entry becomes visible segment by segment, from the front, each as a whole once it is on disk; where
@@ -479,6 +572,18 @@ int imp_store_remove(imp_store *store, uint64_t node);
 
 /* Keep a node and its parents from eviction (`pinned` 1), or no longer (0). IMP_E_NOTFOUND. */
 int imp_store_pin(imp_store *store, uint64_t node, int pinned);
+
+typedef struct imp_reorder_report {
+    uint64_t n_segments;    /* looked at */
+    uint64_t n_reordered;   /* written anew */
+    uint64_t bytes_written;
+    uint64_t freed_bytes;   /* rows of evicted nodes that a segment still held */
+} imp_reorder_report;
+
+/* Write segments anew, now, whose statistics have changed, or that hold rows of evicted nodes: in the store's order.
+ * What a token gets doesn't change by that, to the bit. `report` may be NULL. IMP_E_FULL where there is no room for the
+ * next copy. */
+int imp_store_reorder(imp_store *store, imp_reorder_report *report);
 
 typedef struct imp_gc_report {
     uint64_t removed_files; /* that nothing referred to; those of evicted nodes don't count */

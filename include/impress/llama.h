@@ -38,9 +38,7 @@ typedef struct imp_llama imp_llama;
 /* How a request uses the store. */
 typedef struct imp_llama_request {
     bool recompute;          /* use nothing that is stored (system `recomp`) */
-    imp_switches switches;   /* imp_system_preset() */
-    double retention;        /* (0, 1]; below 1 only with an identification */
-    uint32_t n_keep_first, n_keep_last, max_query_rows; /* as in imp_load_opts */
+    imp_load_opts load;      /* imp_load_opts_init(), imp_system_preset(); a retention below 1 needs an identification */
     size_t max_match;        /* at most so many tokens from the start are taken from the store; 0: no bound */
     bool store_new;          /* store what is computed over exact KV */
     bool store_derived;      /* and what isn't, marked as derived */
@@ -63,6 +61,9 @@ typedef struct imp_llama_params {
 } imp_llama_params;
 
 void imp_llama_params_init(imp_llama_params *params);
+
+/* The default request: everything is loaded, what is new is stored. */
+void imp_llama_request_init(imp_llama_request *request);
 
 /* Make a context. `cp` as for llama_init_from_model(); flash attention is switched on where it is left to `auto`, and
  * cp.cb_eval must be NULL. Runs a self-check of some 30 tokens; if it fails the context works without loading parts, or
@@ -142,9 +143,10 @@ typedef struct imp_llama_report {
     size_t query_tokens;    /* really computed */
     uint64_t total_ns;      /* in imp_llama_decode(); = match + identify + io_wait + gather + compute */
     uint64_t match_ns, identify_ns, io_wait_ns, gather_ns, compute_ns;
-    uint64_t bytes_read, identify_bytes, host_hit_bytes;
+    uint64_t bytes_read, identify_bytes, host_hit_bytes, device_hit_bytes;
     uint64_t bytes_full;    /* of the matched prefix on disk */
     double mass;
+    uint32_t n_selected, n_fallback; /* as in imp_load_stats */
     uint32_t retries;       /* passes thrown away because a read failed */
 } imp_llama_report;
 

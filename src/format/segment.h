@@ -6,13 +6,18 @@
  *   | checksum table     |  one XXH3-64 per chunk, in file order
  *   | padding            |
  *   +--------------------+  header_bytes, a multiple of the alignment; the last 8 bytes are the checksum of all before
- *   | layer 0: SCALES    |  only with IMP_REST_Q8: one chunk, [n_groups][n_kv_heads * head_dim_k] f16
- *   |          K chunks  |  each padded to the alignment
+ *   | MAP of each layer  |  only where the order isn't that of tokens
+ *   | layer 0: SCALES    |  not with IMP_REST_RAW: one chunk, [n_groups][n_kv_heads * head_dim_k] f16
+ *   |          SKETCH    |  if there are sketches
+ *   |          PROBE     |  if there are probe keys
+ *   |          K chunks  |  each padded to the alignment; or KV chunks
  *   |          V chunks  |
  *   | layer 1: ...       |
  *   +--------------------+  file_bytes
  *
- * A chunk is the unit that is read and checked: `chunk_tokens` tokens of one region of one layer, the last one shorter.
+ * A chunk of keys and values is the unit that is read and checked: `chunk_tokens` slots of one region of one layer, the
+ * last one shorter. Slot s holds token s, or map[s] in a segment with maps; scales belong to 64 tokens in token order
+ * all the same, so that rows can be reordered without rounding them again.
  * Its checksum covers the padded bytes and is seeded with segment id, region, layer and chunk number, so that neither a
  * flipped byte of padding nor a chunk in another's place passes.
  */
@@ -33,10 +38,10 @@ typedef enum imp_region {
     IMP_REGION_K = 0,
     IMP_REGION_V = 1,
     IMP_REGION_SCALES = 2,
-    IMP_REGION_KV = 3,     /* keys and values of the same tokens in one chunk: reserved */
-    IMP_REGION_PROBE = 4,  /* probe heads' keys once more: reserved */
-    IMP_REGION_SKETCH = 5, /* reserved */
-    IMP_REGION_MAP = 6     /* slot -> token, for orders other than token order: reserved */
+    IMP_REGION_KV = 3,     /* keys and values of the same tokens in one chunk, instead of K and V */
+    IMP_REGION_PROBE = 4,  /* the first KV heads' keys once more, raw, in token order: one chunk a layer */
+    IMP_REGION_SKETCH = 5, /* codes (select/sketch.h), in token order: one chunk a layer */
+    IMP_REGION_MAP = 6     /* slot -> token, where the order isn't that of tokens: one chunk a layer, all before layer 0 */
 } imp_region;
 
 /* What a segment holds. */
@@ -58,6 +63,11 @@ typedef struct imp_seg_meta {
     char how[64];              /* how a derived entry came about; NUL-padded */
     const imp_layer_shape *layers; /* [n_layers] */
     const int32_t *tokens;     /* [n_tokens] */
+    bool paired;               /* KV chunks instead of K and V chunks */
+    uint32_t core_tokens;      /* with IMP_ORDER_CORE: slots [0, core_tokens) are the core, in every layer */
+    uint32_t probe_heads;      /* KV heads [0, min(probe_heads, n_kv_heads)) have probe keys; 0: no such region */
+    uint32_t sketch_bits;      /* of a token and KV head; 0: no such region. A row is n_kv_heads * sketch_bits / 8 bytes */
+    uint64_t basis;            /* id of the sketches' basis; 0 without */
 } imp_seg_meta;
 
 /* Where everything lies; computed from the meta alone. Owns copies of layers and tokens. */
@@ -80,8 +90,17 @@ uint64_t imp_seg_header_bytes(const imp_seg_layout *l);
 uint64_t imp_seg_file_bytes(const imp_seg_layout *l);
 uint32_t imp_seg_n_chunks(const imp_seg_layout *l);                    /* entries of the checksum table */
 uint32_t imp_seg_region_chunks(const imp_seg_layout *l, imp_region region); /* per layer; 0 if it isn't there */
-/* Bytes on disk of one token's row in a region (K or V). */
+/* Bytes on disk of one token's row in a region: K or V (paired too), PROBE, SKETCH. */
 size_t imp_seg_row_bytes(const imp_seg_layout *l, imp_region region, uint32_t layer);
+/* Where in chunk `chunk` of the layer the key rows (IMP_REGION_K) or value rows (IMP_REGION_V) begin: 0, but for the
+ * values of a KV chunk, which come behind the keys of all its slots. */
+size_t imp_seg_rows_at(const imp_seg_layout *l, imp_region region, uint32_t layer, uint32_t chunk);
+
+/* A layer's map as the MAP region has it: u16 a slot where n_tokens <= 65,536, else u32, little-endian.
+ * Decode: IMP_E_CORRUPT unless it holds each token once. `seen`: scratch, [n_tokens] bytes. */
+size_t imp_seg_map_bytes(const imp_seg_layout *l);
+void imp_seg_map_encode(const imp_seg_layout *l, const uint32_t *tokens, void *out);
+int imp_seg_map_decode(const imp_seg_layout *l, const void *bytes, uint32_t *tokens, unsigned char *seen);
 /* All zero for a chunk that isn't there. */
 imp_chunk_place imp_seg_chunk(const imp_seg_layout *l, imp_region region, uint32_t layer, uint32_t chunk);
 /* The place of the i-th entry of the checksum table, and which chunk that is. For verify. */

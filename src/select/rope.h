@@ -19,19 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-typedef enum imp_rope_pairs { IMP_ROPE_NORM = 0, IMP_ROPE_NEOX = 1 } imp_rope_pairs;
-
-typedef struct imp_rope {
-    imp_rope_pairs pairs;
-    uint32_t first_dim, n_dims; /* n_dims is even; 0: nothing is turned */
-    float base;                 /* > 1 */
-    float freq_scale;           /* 1 / the factor by which the context was stretched; > 0 */
-    const float *factors;       /* [n_dims / 2], none 0; NULL: all 1 */
-    float ext_factor;           /* YaRN's mix of stretched and plain angles; 0: no YaRN */
-    float attn_factor;          /* the magnitude; not 0 */
-    float beta_fast, beta_slow; /* YaRN: turns over the original context between which angles are mixed */
-    uint32_t n_ctx_orig;        /* YaRN: the original context; > 0 with YaRN */
-} imp_rope;
+#include "impress/impress.h"
 
 /* Cosines and sines of the positions first .. first + n - 1, 4 * n_dims bytes each. May be used by many threads. */
 typedef struct imp_rope_table imp_rope_table;

@@ -510,8 +510,8 @@ void imp_load_end(imp_load *load, imp_load_stats *stats)
     (void)imp_error_back(&kept, 0);
     imp_load_get_stats(load, stats);
     if (load->host) {
-        imp_store_count_host_hits(load->store, load->stats.host_hit_bytes);
-        imp_store_set_host_bytes(load->store, imp_host_used_bytes(load->host));
+        imp_store_count_tier_hits(load->store, load->stats.host_hit_bytes, load->stats.device_hit_bytes);
+        imp_store_set_tier_bytes(load->store, imp_host_used_bytes(load->host), 0);
     }
     imp_lease *lease = load->lease;
     load_free(load);

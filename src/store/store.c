@@ -234,17 +234,19 @@ void imp_store_count_acquire(imp_store *s, size_t n_matched)
     pthread_mutex_unlock(&s->lock);
 }
 
-void imp_store_count_host_hits(imp_store *s, uint64_t bytes)
+void imp_store_count_tier_hits(imp_store *s, uint64_t host_bytes, uint64_t device_bytes)
 {
     pthread_mutex_lock(&s->lock);
-    s->count.host_hit_bytes += bytes;
+    s->count.host_hit_bytes += host_bytes;
+    s->count.device_hit_bytes += device_bytes;
     pthread_mutex_unlock(&s->lock);
 }
 
-void imp_store_set_host_bytes(imp_store *s, uint64_t bytes)
+void imp_store_set_tier_bytes(imp_store *s, uint64_t host_bytes, uint64_t device_bytes)
 {
     pthread_mutex_lock(&s->lock);
-    s->count.host_bytes = bytes;
+    s->count.host_bytes = host_bytes;
+    s->count.device_bytes = device_bytes;
     pthread_mutex_unlock(&s->lock);
 }
 

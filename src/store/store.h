@@ -5,6 +5,7 @@
 #ifndef IMP_STORE_STORE_H
 #define IMP_STORE_STORE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -12,14 +13,31 @@
 #include "format/segment.h"
 #include "impress/impress.h"
 #include "io/io.h"
+#include "select/sketch.h"
 
-/* An open segment: its file and its checked header. Reference-counted; shared by loads. */
+/* The sketches' bases of a space, one for each layer: a file in bases/, read once. Constant; lives as long as the
+ * store. */
+typedef struct imp_bases {
+    uint64_t id;
+    uint32_t n_layers;
+    imp_basis **layers; /* [n_layers] */
+} imp_bases;
+
+/* An open segment: its file, its checked header and its checked maps. Reference-counted; shared by loads. */
 typedef struct imp_seg {
     imp_io_file *file;
     imp_seg_layout *layout;
     uint64_t *sums;
     uint64_t id;
+    uint32_t *maps;         /* slot -> token, [n_layers][n_tokens]; NULL: slot s holds token s */
+    const imp_bases *bases; /* of its sketches; NULL: it has none, or theirs can't be had: then they are of no use */
 } imp_seg;
+
+/* The map of a layer; NULL: slot s holds token s. */
+static inline const uint32_t *imp_seg_map(const imp_seg *seg, uint32_t layer)
+{
+    return seg->maps ? seg->maps + (size_t)layer * imp_seg_layout_meta(seg->layout)->n_tokens : NULL;
+}
 
 /* A stretch of the matched prefix. */
 typedef struct imp_span {
@@ -58,8 +76,9 @@ imp_io *imp_store_io(imp_store *s);
 const imp_store_opts *imp_store_options(const imp_store *s); /* with defaults filled in */
 /* Add to the counters of imp_stats (acquires, hits, host hits). */
 void imp_store_count_acquire(imp_store *s, size_t n_matched);
-void imp_store_count_host_hits(imp_store *s, uint64_t bytes);
-void imp_store_set_host_bytes(imp_store *s, uint64_t bytes); /* what the host tier holds now, for imp_stats */
+void imp_store_count_tier_hits(imp_store *s, uint64_t host_bytes, uint64_t device_bytes);
+/* What the tiers hold now, for imp_stats. */
+void imp_store_set_tier_bytes(imp_store *s, uint64_t host_bytes, uint64_t device_bytes);
 
 /* Slots for what higher modules hang on a store (the host tier, idle queues): freed by imp_store_close() before the
  * I/O. */
@@ -70,7 +89,19 @@ void *imp_store_attached(imp_store *s);
 
 /* The whole of imp_space is here, since commits need it: impress.h's imp_space_open/close/token_bytes are this
  * module's. */
+/* How a space's keys are turned, and by how many heads they are asked. Counted, since a lease may outlive its space. */
+typedef struct imp_turns {
+    atomic_uint n_users;
+    uint32_t n_layers;
+    const imp_rope *ropes;    /* [n_layers], with factors of their own; NULL: not known */
+    const uint32_t *n_heads;  /* [n_layers] */
+} imp_turns;
+
+imp_turns *imp_turns_hold(imp_turns *t);
+void imp_turns_drop(imp_turns *t); /* NULL is allowed */
+
 struct imp_space {
+    imp_turns *turns;
     imp_store *store;
     imp_hash128 id;
     char model_name[64];

@@ -122,8 +122,8 @@ static inline imp_llama_request request(const char *system, double retention)
 {
     imp_llama_params params;
     imp_llama_params_init(&params);
-    params.request.retention = retention;
-    assert_int_equal(imp_system_preset(system, &params.request.switches), 0);
+    params.request.load.retention = retention;
+    assert_int_equal(imp_system_preset(system, &params.request.load.switches), 0);
     return params.request;
 }
 

@@ -50,7 +50,7 @@ static void check(const char *prefix, const task_example *example, uint32_t n_ba
     assert_non_null(plain);
     imp_llama_params params;
     imp_llama_params_init(&params);
-    params.request.retention = 1;
+    params.request.load.retention = 1;
     params.request.recompute = true;
     cp.n_batch = n_batch;
     imp_llama *ctx;

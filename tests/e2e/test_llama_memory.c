@@ -326,9 +326,9 @@ static void test_arguments(void **state)
     cp.cb_eval = never;
     assert_int_equal(imp_llama_init(model, cp, &params, &ctx), IMP_E_ARG);
     cp.cb_eval = NULL;
-    params.request.retention = 0;
+    params.request.load.retention = 0;
     assert_int_equal(imp_llama_init(model, cp, &params, &ctx), IMP_E_ARG);
-    params.request.retention = 0.5; /* `as` doesn't identify */
+    params.request.load.retention = 0.5; /* `as` doesn't identify */
     assert_int_equal(imp_llama_init(model, cp, &params, &ctx), IMP_E_ARG);
     params.struct_bytes = 0;
     assert_int_equal(imp_llama_init(model, cp, &params, &ctx), IMP_E_ARG);
@@ -345,10 +345,10 @@ static void test_arguments(void **state)
     ctx = open_llama(store, context_params());
     imp_llama_request r = request("as", 1);
     assert_int_equal(imp_llama_set_request(ctx, 2, &r), IMP_E_ARG);
-    r.retention = 1.5;
+    r.load.retention = 1.5;
     assert_int_equal(imp_llama_set_request(ctx, 0, &r), IMP_E_ARG);
-    r.retention = 1;
-    r.switches.identify = IMP_IDENTIFY_PROBE;
+    r.load.retention = 1;
+    r.load.switches.identify = IMP_IDENTIFY_PROBE;
     assert_int_equal(imp_llama_set_request(ctx, 0, &r), IMP_E_UNSUPPORTED);
     assert_int_equal(imp_llama_set_adapters_lora(ctx, NULL, 0, NULL, NULL), 0);
     assert_int_equal(feed(ctx, &p, 0, 0, p.n, 512), 0);
