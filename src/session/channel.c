@@ -74,12 +74,12 @@ int imp_session_of(imp_store *store, imp_session **out)
     return rc;
 }
 
-static int tier_new(imp_cache policy, uint64_t budget_bytes, imp_tier **out)
+static int tier_new(imp_cache policy, uint64_t host_bytes, uint64_t device_bytes, imp_tier **out)
 {
     imp_tier *t = imp_calloc(1, sizeof *t);
-    if (!t) return imp_fail(IMP_E_NOMEM, "host tier: no memory");
+    if (!t) return imp_fail(IMP_E_NOMEM, "tiers: no memory");
     t->policy = policy;
-    int rc = imp_host_new(policy, budget_bytes, &t->host);
+    int rc = imp_host_new(policy, host_bytes, device_bytes, &t->host);
     if (rc < 0) {
         imp_free(t);
         return rc;
@@ -90,16 +90,17 @@ static int tier_new(imp_cache policy, uint64_t budget_bytes, imp_tier **out)
 
 int imp_tier_take(imp_session *session, imp_cache policy, imp_tier **out)
 {
-    uint64_t budget_bytes = imp_store_options(session->store)->host_cache_bytes;
+    uint64_t host_bytes = imp_store_options(session->store)->host_cache_bytes;
+    uint64_t device_bytes = imp_store_options(session->store)->device_cache_bytes;
     *out = NULL;
-    if (policy == IMP_CACHE_NONE || budget_bytes == 0) return 0;
+    if (policy == IMP_CACHE_NONE || (host_bytes == 0 && device_bytes == 0)) return 0;
 
     int rc = 0;
     bool warn = false;
     imp_tier *idle = NULL; /* the one before, if nobody uses it */
     pthread_mutex_lock(&session->mutex);
     imp_tier *t = session->tier;
-    if (!t || t->policy != policy) rc = tier_new(policy, budget_bytes, &t);
+    if (!t || t->policy != policy) rc = tier_new(policy, host_bytes, device_bytes, &t);
     if (rc == 0 && t != session->tier) {
         imp_tier *before = session->tier;
         session->tier = t;

@@ -18,6 +18,7 @@ struct imp_host_entry {
     imp_host_entry *next; /* in its bucket; once evicted, in the list of victims to free */
     size_t n_bytes;
     uint32_t holders;
+    bool on_device;
     bool evicted;         /* no longer in the table; freed by the last holder */
 };
 
@@ -29,7 +30,7 @@ struct imp_host {
     imp_policy *policy;       /* guarded by mutex, like all below */
     imp_host_entry **buckets; /* [n_buckets], a power of two */
     size_t n_buckets, n_entries;
-    uint64_t used_bytes;
+    uint64_t used_bytes, device_bytes;
 };
 
 static uint64_t key_hash(const imp_host_key *k)
@@ -43,14 +44,14 @@ static bool key_equal(const imp_host_key *a, const imp_host_key *b)
     return a->segment == b->segment && a->region == b->region && a->layer == b->layer && a->chunk == b->chunk;
 }
 
-int imp_host_new(imp_cache kind, uint64_t budget_bytes, imp_host **out)
+int imp_host_new(imp_cache kind, uint64_t host_budget, uint64_t device_budget, imp_host **out)
 {
     *out = NULL;
     imp_host *h = imp_calloc(1, sizeof *h);
     if (!h) return imp_fail(IMP_E_NOMEM, "host tier: no memory");
     h->n_buckets = 256;
     h->buckets = imp_calloc(h->n_buckets, sizeof(imp_host_entry *));
-    int rc = h->buckets ? imp_policy_new(kind, budget_bytes, &h->policy) : imp_fail(IMP_E_NOMEM, "host tier: no memory");
+    int rc = h->buckets ? imp_policy_new(kind, host_budget + device_budget, &h->policy) : imp_fail(IMP_E_NOMEM, "host tier: no memory");
     if (rc < 0) {
         imp_free(h->buckets);
         imp_free(h);
@@ -198,6 +199,16 @@ uint64_t imp_host_used_bytes(imp_host *h)
 {
     pthread_mutex_lock(&h->mutex);
     uint64_t n = h->used_bytes;
+    pthread_mutex_unlock(&h->mutex);
+    return n;
+}
+
+bool imp_host_entry_on_device(const imp_host_entry *entry) { return entry->on_device; }
+
+uint64_t imp_host_device_bytes(imp_host *h)
+{
+    pthread_mutex_lock(&h->mutex);
+    uint64_t n = h->device_bytes;
     pthread_mutex_unlock(&h->mutex);
     return n;
 }

@@ -11,6 +11,7 @@
 #ifndef IMP_TIER_HOST_H
 #define IMP_TIER_HOST_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -24,13 +25,14 @@ typedef struct imp_host_key {
     uint32_t region, layer, chunk;
 } imp_host_key;
 
-/* `kind` isn't IMP_CACHE_NONE, `budget_bytes` isn't 0. */
-int imp_host_new(imp_cache kind, uint64_t budget_bytes, imp_host **out);
+/* `kind` isn't IMP_CACHE_NONE. Either budget may be 0, not both. */
+int imp_host_new(imp_cache kind, uint64_t host_budget, uint64_t device_budget, imp_host **out);
 void imp_host_free(imp_host *h); /* nothing may be held; NULL is allowed */
 
 /* The entry of `key`, held, with its length; NULL: not here. */
 imp_host_entry *imp_host_get(imp_host *h, const imp_host_key *key, size_t *n_bytes);
 const void *imp_host_entry_bytes(const imp_host_entry *entry);
+bool imp_host_entry_on_device(const imp_host_entry *entry); /* when it was got */
 void imp_host_release(imp_host *h, imp_host_entry *entry);
 
 /* Note a use of `key`, present or not; `important_share` as for imp_policy_use(). */
@@ -41,5 +43,6 @@ void imp_host_put(imp_host *h, const imp_host_key *key, const void *bytes, size_
 
 /* Bytes in use now, those of evicted entries that are still held included. */
 uint64_t imp_host_used_bytes(imp_host *h);
+uint64_t imp_host_device_bytes(imp_host *h);
 
 #endif

@@ -55,7 +55,7 @@ static void test_random(void **state)
         imp_host_entry *held[8] = {0};
         uint64_t held_key[8];
         size_t hits = 0;
-        assert_int_equal(imp_host_new(kinds[kind], BUDGET, &h), 0);
+        assert_int_equal(imp_host_new(kinds[kind], BUDGET, 0, &h), 0);
         for (int step = 0; step < 20000; step++) {
             uint64_t i = imp_rng_below(&r, N_KEYS);
             size_t slot = imp_rng_below(&r, 8);
@@ -89,7 +89,7 @@ static void test_lru_and_limits(void **state)
     imp_host *h;
     unsigned char bytes[1000] = {0};
     size_t n;
-    assert_int_equal(imp_host_new(IMP_CACHE_LRU, 3300, &h), 0); /* room for three of 1000 */
+    assert_int_equal(imp_host_new(IMP_CACHE_LRU, 3300, 0, &h), 0); /* room for three of 1000 */
     for (uint32_t i = 0; i < 4; i++) {
         imp_host_key key = {.segment = 9, .chunk = i};
         imp_host_use(h, &key, 1);
@@ -117,7 +117,7 @@ static void test_no_memory(void **state)
     imp_host *h;
     for (uint64_t n = 1;; n++) {
         imp_alloc_fail_at(n, 0);
-        int rc = imp_host_new(IMP_CACHE_LRU, BUDGET, &h);
+        int rc = imp_host_new(IMP_CACHE_LRU, BUDGET, 0, &h);
         uint64_t made = imp_alloc_fail_at(0, 0);
         if (rc == 0) {
             imp_host_free(h);
@@ -127,7 +127,7 @@ static void test_no_memory(void **state)
         assert_int_equal(rc, IMP_E_NOMEM);
         assert_null(h);
     }
-    assert_int_equal(imp_host_new(IMP_CACHE_LRU, 1 << 20, &h), 0);
+    assert_int_equal(imp_host_new(IMP_CACHE_LRU, 1 << 20, 0, &h), 0);
     for (uint64_t i = 0; i < N_KEYS; i++) { /* more than the first table has buckets, each step failing somewhere */
         imp_alloc_fail_at(1 + i % 3, 0);
         put(h, i);
@@ -166,7 +166,7 @@ static void test_threads(void **state)
     (void)state;
     imp_host *h;
     pthread_t threads[4];
-    assert_int_equal(imp_host_new(IMP_CACHE_LRU, BUDGET, &h), 0);
+    assert_int_equal(imp_host_new(IMP_CACHE_LRU, BUDGET, 0, &h), 0);
     for (int i = 0; i < 4; i++) assert_int_equal(pthread_create(&threads[i], NULL, hammer, h), 0);
     for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
     assert_true(imp_host_used_bytes(h) <= BUDGET);
