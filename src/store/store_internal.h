@@ -9,6 +9,8 @@
  *   evict.c        the size limit                        rebuild.c   the catalogue made again from the segments
  *   verify.c       every byte checked                    inspect.c   list, stats, remove, pin, gc
  *   space.c        what must be equal                    fingerprint.c
+ *   history.c      what was found important              bases.c     the sketches' bases
+ *   reorder.c      segments written anew in another order
  *
  * Two mutexes, in this order:
  *   cat_lock  the catalogue's connection, and changes to it from begin to commit
@@ -124,7 +126,7 @@ size_t imp_job_row_bytes(const imp_job *job, uint32_t layer, imp_region region);
 
 /* ---- the store */
 
-enum { IMP_USED_MAX = 4096, IMP_ASIDE_MAX = 64 };
+enum { IMP_USED_MAX = 4096, IMP_ASIDE_MAX = 64, IMP_SPARED_MAX = 64 };
 
 /* A segment that couldn't be read though its header could. The catalogue keeps it; matches end before it, for a
  * while. */
@@ -175,6 +177,11 @@ struct imp_store {
     bool writer_runs, stop;
     imp_job *first_job, *last_job;
     uint64_t n_queued, n_done;
+    bool reordering;          /* one at a time in a process; `done` tells when it is over */
+    uint64_t reorder_reserved; /* under cat_lock: the segment a reorder has a reservation for; 0: none */
+    uint64_t reorder_next_ns; /* the next look of the background */
+    uint64_t spared[IMP_SPARED_MAX]; /* segments that couldn't be written anew: not tried again in the background */
+    size_t next_spared;
     size_t backlog;           /* bytes staged and queued */
     int flush_status;
     char flush_line[512];
@@ -284,6 +291,29 @@ void imp_segs_close(imp_store *s);
 void imp_segrow_note(imp_segrow *row, const imp_seg_layout *l);
 /* The same for a segment that this process hasn't opened. Takes `lock`. */
 int imp_segrow_see(imp_store *s, uint64_t id);
+
+/* ---- history.c, what reorder.c needs besides history.h */
+
+/* Inside a change: the record of segment `from` becomes that of `to`, which holds the first `n_tokens` tokens of it, in
+ * memory and in the catalogue; its news begin anew. Advisory: a failure only loses it. No record: nothing happens. */
+void imp_history_hand_over(imp_store *s, uint64_t from, uint64_t to, uint32_t n_tokens);
+/* Segments whose record in memory has at least `least` news, those with the most first: how many were written to
+ * out[max]. May be called with `lock` held or without. */
+size_t imp_history_with_news(imp_store *s, uint32_t least, uint64_t *out, size_t max);
+
+/* ---- bases.c */
+
+/* The bases with id `id` of a space, from memory or from bases/; NULL if they can't be had or aren't sound. `*n_read`:
+ * bytes read are added. No mutex held. */
+const imp_bases *imp_bases_get(imp_store *s, imp_hash128 space, uint64_t id, uint64_t *n_read);
+
+/* ---- reorder.c: called by the writer's thread while it has nothing else to do */
+
+/* With `lock` held: is it time to look for a segment that should be written anew? `*wait_ns`: if not, how long until it
+ * may be; UINT64_MAX: never. */
+bool imp_reorder_due(imp_store *s, uint64_t *wait_ns);
+/* With no mutex held: write one segment anew, if one needs it. */
+void imp_reorder_step(imp_store *s);
 
 /* ---- writer.c */
 int imp_writer_start(imp_store *s);
