@@ -38,7 +38,7 @@ void imp_blend_scores(imp_blend blend, const float *scores, const float *history
     }
 }
 
-void imp_history_write(const float *history, size_t n, void *out)
+void imp_history_encode(const float *history, size_t n, void *out)
 {
     unsigned char *p = out;
     for (size_t i = 0; i < n; i++) {
@@ -48,7 +48,7 @@ void imp_history_write(const float *history, size_t n, void *out)
     }
 }
 
-void imp_history_read(const void *in, size_t n, float *history)
+void imp_history_decode(const void *in, size_t n, float *history)
 {
     const unsigned char *p = in;
     for (size_t i = 0; i < n; i++) history[i] = usable(imp_f32_of_f16((uint16_t)(p[2 * i] | p[2 * i + 1] << 8)));

@@ -43,7 +43,7 @@ void imp_blend_scores(imp_blend blend, const float *scores, const float *history
 
 /* History as f16 for the disk, [2 * n] bytes, little-endian; and back. A value that isn't a number from 0 on is read
  * as 0: statistics are advice, and damaged ones do no harm. */
-void imp_history_write(const float *history, size_t n, void *out);
-void imp_history_read(const void *in, size_t n, float *history);
+void imp_history_encode(const float *history, size_t n, void *out);
+void imp_history_decode(const void *in, size_t n, float *history);
 
 #endif

@@ -103,14 +103,14 @@ static void on_disk(void **state)
         float *history = test_alloc(n * sizeof *history), *back = test_alloc(n * sizeof *back);
         unsigned char *bytes = test_alloc(2 * n);
         for (size_t i = 0; i < n; i++) history[i] = some_score(&rng) * (imp_rng_below(&rng, 9) ? 1.0f : 1e6f);
-        imp_history_write(history, n, bytes);
-        imp_history_read(bytes, n, back);
+        imp_history_encode(history, n, bytes);
+        imp_history_decode(bytes, n, back);
         for (size_t i = 0; i < n; i++) {
             double want = fmin(counts(history[i]), 65504.0);
             assert_true(fabs((double)back[i] - want) <= want * 0x1p-11 + 0x1p-25);
         }
         for (size_t i = 0; i < 2 * n; i++) bytes[i] = (unsigned char)imp_rng_u64(&rng); /* damaged */
-        imp_history_read(bytes, n, back);
+        imp_history_decode(bytes, n, back);
         for (size_t i = 0; i < n; i++) assert_true(back[i] >= 0.0f && isfinite(back[i]));
         imp_free(bytes);
         imp_free(back);
