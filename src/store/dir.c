@@ -2,6 +2,7 @@
  *
  *     <dir>/catalogue.db        SQLite (with -wal and -shm beside it)
  *     <dir>/segments/<id>.seg   immutable; <id>.seg.tmp while it is written
+ *     <dir>/bases/              of the segments' sketches, likewise
  *     <dir>/live/<instance>     one for each open store, held by flock: a file that can be locked is of a dead process
  *     <dir>/lock                shared while the catalogue is open, alone to rebuild it
  */
@@ -122,6 +123,7 @@ int imp_dir_open(imp_store *s, const char *dir, bool *made)
         if (fchmod(s->dir_fd, 0700) != 0) return imp_fail_errno(errno, "can't set the mode of %s", s->dir);
     }
     rc = have_folder(s, "segments"); /* first: it marks the directory as a store */
+    if (rc == 0) rc = have_folder(s, "bases");
     if (rc == 0) rc = have_folder(s, "live");
     if (rc < 0) return rc;
     s->lock_fd = openat(s->dir_fd, "lock", O_RDWR | O_CREAT | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC, 0600);
@@ -164,6 +166,7 @@ void imp_dir_unmake(imp_store *s)
         (void)unlinkat(s->dir_fd, name, 0);
     }
     if (unlinkat(s->dir_fd, "live", AT_REMOVEDIR) != 0 && errno != ENOENT) return;
+    if (unlinkat(s->dir_fd, "bases", AT_REMOVEDIR) != 0 && errno != ENOENT) return;
     if (unlinkat(s->dir_fd, "segments", AT_REMOVEDIR) != 0 && errno != ENOENT) return;
     for (int i = 0; i < N_CATALOGUE_FILES; i++) (void)unlinkat(s->dir_fd, catalogue_files[i], 0);
     (void)unlinkat(s->dir_fd, "lock", 0);
@@ -274,8 +277,9 @@ static int sum_bytes(const char *name, uint64_t disk_bytes, void *user)
 uint64_t imp_dir_other_bytes(const imp_store *s)
 {
     uint64_t n = blocks(s->dir_fd, ".") + blocks(s->dir_fd, "lock") + blocks(s->dir_fd, "segments") +
-                 blocks(s->dir_fd, "live");
+                 blocks(s->dir_fd, "bases") + blocks(s->dir_fd, "live");
     for (int i = 0; i < N_CATALOGUE_FILES; i++) n += blocks(s->dir_fd, catalogue_files[i]);
+    (void)imp_io_list(s->io, "bases", sum_bytes, &n);
     (void)imp_io_list(s->io, "live", sum_bytes, &n);
     return n;
 }

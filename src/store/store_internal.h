@@ -78,6 +78,8 @@ imp_radix_node *imp_forest_node(imp_forest *f, uint64_t id, imp_tree **tree);
 /* These keep the segments' node counts. Add: IMP_E_CORRUPT if the node doesn't fit in. */
 int imp_forest_add_node(imp_forest *f, const imp_cat_node *row);
 int imp_forest_split(imp_forest *f, imp_tree *tree, uint64_t id, uint32_t at, uint64_t new_id);
+/* The node's rows are in another segment from now on, at the same tokens of it. */
+int imp_forest_move_node(imp_forest *f, imp_radix_node *node, uint64_t segment);
 /* A leaf. `*last` (may be NULL): its segment has no node left. */
 int imp_forest_remove_node(imp_forest *f, imp_tree *tree, uint64_t id, bool *last);
 size_t imp_forest_memory(const imp_forest *f);
@@ -278,7 +280,13 @@ void imp_lock_fresh(imp_store *s);
 
 /* ---- segs.c */
 
-/* Open segments/<id>.seg and read its header: checked against itself and `id`. `*n_read`: bytes. No mutex held. */
+/* A segment with the basis of its sketches, one reference more: the one that is open, or opened now. `*fresh`: the
+ * latter. `*n_read`: bytes read are added. Takes `lock`. */
+int imp_segs_open(imp_store *s, uint64_t id, imp_seg **out, bool *fresh, uint64_t *n_read);
+/* The smallest token of the segment whose rows, scales or map are in the chunk. */
+uint32_t imp_seg_chunk_token(const imp_seg *seg, imp_region region, uint32_t layer, uint32_t chunk);
+/* Open segments/<id>.seg and read its header and maps, checked against themselves and `id`, but not its basis.
+ * `*n_read`: bytes. No mutex needed. */
 int imp_seg_file_open(imp_store *s, uint64_t id, imp_seg *out, uint64_t *n_read);
 void imp_seg_file_close(imp_seg *seg);
 /* With `lock` held. */

@@ -2,7 +2,8 @@
  *
  * What another process changed comes as rows: removed ids, then nodes as they are now. A node that became shorter was
  * split there, and its tail is the row below it that begins with the token at the cut. So splits are made here the way
- * they were made there. Whatever doesn't fit that picture leads to reading everything again. */
+ * they were made there. A node in another segment was moved there by a reorder, all nodes of its segment with it.
+ * Whatever doesn't fit that picture leads to reading everything again. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -127,6 +128,19 @@ int imp_forest_split(imp_forest *f, imp_tree *tree, uint64_t id, uint32_t at, ui
     if (rc < 0) return rc == IMP_E_ARG ? IMP_E_CORRUPT : rc;
     imp_segrow *seg = imp_forest_seg(f, imp_radix_get(tree->radix, id)->segment);
     if (seg) seg->n_nodes++;
+    return 0;
+}
+
+int imp_forest_move_node(imp_forest *f, imp_radix_node *node, uint64_t segment)
+{
+    imp_segrow *from = imp_forest_seg(f, node->segment), *to = imp_forest_seg(f, segment);
+    if (!from || !to || !imp_hash128_equal(from->space, to->space) ||
+        (uint64_t)node->segment_first + node->n_tokens > to->n_tokens) {
+        return imp_fail(IMP_E_CORRUPT, "catalogue: node %llu doesn't fit to its new segment", shown(node->id));
+    }
+    node->segment = segment;
+    from->n_nodes--;
+    to->n_nodes++;
     return 0;
 }
 
@@ -307,7 +321,8 @@ static int follow_split(imp_store *s, imp_tree *tree, imp_radix_node *n, const i
     uint64_t id = n->id, lower = 0;
     for (size_t i = 0; i < r->n_nodes && lower == 0; i++) {
         const imp_cat_node *c = &r->nodes[i];
-        if (c->parent == id && c->tokens[0] == n->tokens[row->n_tokens] && c->segment == n->segment &&
+        /* Both halves are in one segment still, if perhaps in another one than before. */
+        if (c->parent == id && c->tokens[0] == n->tokens[row->n_tokens] && c->segment == row->segment &&
             !imp_radix_get(tree->radix, c->id)) {
             lower = c->id;
         }
@@ -327,7 +342,11 @@ static int apply_node(imp_store *s, const imp_cat_node *row, const rows *r)
         int rc = follow_split(s, tree, n, row, r);
         if (rc < 0) return rc;
     }
-    if (n->parent != row->parent || n->segment != row->segment || n->segment_first != row->segment_first ||
+    if (n->segment != row->segment) {
+        int rc = imp_forest_move_node(&s->forest, n, row->segment);
+        if (rc < 0) return IMP_E_STALE;
+    }
+    if (n->parent != row->parent || n->segment_first != row->segment_first ||
         n->n_tokens != row->n_tokens || n->depth != row->depth || n->derived != row->derived ||
         !imp_hash128_equal(tree->space, row->space) ||
         memcmp(n->tokens, row->tokens, n->n_tokens * sizeof *n->tokens) != 0) {
