@@ -157,6 +157,8 @@ typedef struct lc_seq {
     bool want_save;     /* a prompt came in since the last commit */
     bool answered;      /* and its first output was handed over */
 
+    char *salt;         /* of a tenant; NULL: the context's */
+    imp_space *space;   /* with `salt`: opened when it is needed */
     imp_llama_request request;
     imp_llama_report report;
     bool in_prompt;     /* the report isn't finished */
@@ -214,7 +216,8 @@ typedef struct lc_adapter_id {
     float scale;
 } lc_adapter_id;
 
-int lc_space_describe(imp_llama *ctx, const lc_adapter_id *adapters, size_t n_adapters, imp_space **out);
+int lc_space_describe(imp_llama *ctx, const char *salt, imp_space **out);
+imp_space *lc_seq_space(imp_llama *ctx, lc_seq *s); /* NULL: it can't be opened, and nothing is matched or stored */
 bool lc_space_type(enum ggml_type t, imp_type *out);
 
 /* ----------------------------------------------------------------------------------------------------- context ---- */
@@ -231,6 +234,8 @@ struct imp_llama {
     uint32_t min_query;
     bool widen_query;
     char *salt;
+    lc_adapter_id *adapters; /* in force: [n_adapters] */
+    size_t n_adapters;
     char **files;
     size_t n_files;
 

@@ -132,7 +132,7 @@ static int open_with_store(imp_llama *ctx, struct llama_model *model, struct lla
         return open_context(ctx, model, cp);
     }
     if (ctx->fit == IMP_LLAMA_FIT_WHOLE) lc_say(IMP_LOG_WARN, "prefixes are loaded whole, never in part: %s", ctx->why);
-    return lc_space_describe(ctx, NULL, 0, &ctx->space);
+    return lc_space_describe(ctx, ctx->salt, &ctx->space);
 }
 
 int imp_llama_init(struct llama_model *model, struct llama_context_params cp, const imp_llama_params *params,
@@ -177,6 +177,7 @@ void imp_llama_free(imp_llama *ctx)
     for (size_t i = 0; i < ctx->n_files; i++) free(ctx->files[i]);
     free(ctx->files);
     free(ctx->salt);
+    free(ctx->adapters);
     free(ctx->sites);
     free(ctx->hook.cells);
     free(ctx->hook.muted);
@@ -457,7 +458,8 @@ int imp_llama_set_adapters_lora(imp_llama *ctx, struct llama_adapter_lora **adap
                                 const char *const *files)
 {
     imp_space *space = NULL;
-    lc_adapter_id *ids = NULL;
+    lc_adapter_id *ids = NULL, *before = ctx->adapters;
+    size_t n_before = ctx->n_adapters;
     int rc = 0;
     if (ctx->space) {
         for (uint32_t i = 0; i < ctx->n_seq_max; i++) {
@@ -471,7 +473,9 @@ int imp_llama_set_adapters_lora(imp_llama *ctx, struct llama_adapter_lora **adap
             ids[i].scale = scales[i];
             rc = imp_store_fingerprint(ctx->store, files[i], &ids[i].file);
         }
-        if (!rc) rc = lc_space_describe(ctx, ids, n_adapters, &space);
+        ctx->adapters = ids;
+        ctx->n_adapters = n_adapters;
+        if (!rc) rc = lc_space_describe(ctx, ctx->salt, &space);
     }
     if (!rc && llama_set_adapters_lora(ctx->lctx, adapters, n_adapters, scales) != 0) {
         rc = lc_error(IMP_E_ARG, "llama.cpp refuses the adapters");
@@ -480,6 +484,14 @@ int imp_llama_set_adapters_lora(imp_llama *ctx, struct llama_adapter_lora **adap
         imp_space_close(ctx->space);
         ctx->space = space;
         space = NULL;
+        for (uint32_t i = 0; i < ctx->n_seq_max; i++) { /* those of tenants are opened again when they are needed */
+            imp_space_close(ctx->seqs[i].space);
+            ctx->seqs[i].space = NULL;
+        }
+        ids = before;
+    } else if (ctx->space) {
+        ctx->adapters = before;
+        ctx->n_adapters = n_before;
     }
     imp_space_close(space);
     free(ids);

@@ -21,13 +21,15 @@ static int begin(imp_llama *ctx, lc_seq *s)
     bool derived = !exact && r->store_derived && s->saved >= s->exact && s->saved < s->sound;
     if (s->state != LC_SEQ_REAL || ctx->fit == IMP_LLAMA_FIT_NONE || (!exact && !derived)) return 0;
 
+    imp_space *space = lc_seq_space(ctx, s);
+    if (!space) return 0;
     size_t end = exact && s->exact < s->sound ? s->exact : s->sound;
     size_t first = s->saved;
-    int rc = imp_commit_begin(ctx->space, s->tokens, end, first, derived ? IMP_COMMIT_DERIVED : 0, &s->commit);
+    int rc = imp_commit_begin(space, s->tokens, end, first, derived ? IMP_COMMIT_DERIVED : 0, &s->commit);
     if (rc == IMP_E_STALE && exact && !s->partial && first > 0) {
         /* What was stored before it may be gone by now, and all of it is here. */
         first = 0;
-        rc = imp_commit_begin(ctx->space, s->tokens, end, first, 0, &s->commit);
+        rc = imp_commit_begin(space, s->tokens, end, first, 0, &s->commit);
     }
     if (rc < 0) {
         s->commit = NULL;

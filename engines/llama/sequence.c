@@ -61,6 +61,8 @@ void lc_seq_free(lc_seq *s)
     free(s->tokens);
     free(s->cells);
     free(s->placed);
+    imp_space_close(s->space);
+    free(s->salt);
 }
 
 void lc_seq_truncate(imp_llama *ctx, llama_seq_id id, size_t n)
@@ -91,10 +93,12 @@ void lc_seq_match(imp_llama *ctx, lc_seq *s, size_t limit)
 
     /* A match leaves at least one token over; a token that no prompt has, put behind, lets it reach `limit`. */
     uint64_t start = lc_now_ns();
+    imp_space *space = lc_seq_space(ctx, s);
+    if (!space) return;
     int32_t kept = s->tokens[limit];
     s->tokens[limit] = -1;
     unsigned flags = s->request.use_derived ? IMP_ACQUIRE_DERIVED : 0;
-    int rc = imp_prefix_acquire(ctx->space, s->tokens, limit + 1, flags, &s->lease, &s->info);
+    int rc = imp_prefix_acquire(space, s->tokens, limit + 1, flags, &s->lease, &s->info);
     s->tokens[limit] = kept;
     if (rc < 0) {
         lc_say(IMP_LOG_WARN, "the stored prefix can't be used: %s", imp_last_error());

@@ -15,7 +15,7 @@ bool lc_space_type(enum ggml_type t, imp_type *out)
     }
 }
 
-int lc_space_describe(imp_llama *ctx, const lc_adapter_id *adapters, size_t n_adapters, imp_space **out)
+int lc_space_describe(imp_llama *ctx, const char *salt, imp_space **out)
 {
     imp_layer_shape *layers = calloc(ctx->n_sites, sizeof *layers);
     imp_hash128 *files = calloc(ctx->n_files, sizeof *files);
@@ -52,17 +52,60 @@ int lc_space_describe(imp_llama *ctx, const lc_adapter_id *adapters, size_t n_ad
         {"graph", ctx->probe.graph, ctx->probe.n_graph}, /* RoPE as it is in force, overrides that show, ... */
         {"attention", "flash", 5},
         {"rotation_off", &rotation_off, sizeof rotation_off},
-        {"adapters", adapters, n_adapters * sizeof *adapters},
+        {"adapters", ctx->adapters, ctx->n_adapters * sizeof *ctx->adapters},
     };
     const imp_space_desc desc = {
         .struct_bytes = sizeof desc,
         .model_name = name, .engine = engine, .weights = files[0], .type_k = type_k, .type_v = type_v,
         .n_layers = (uint32_t)ctx->n_sites, .layers = layers,
-        .fields = fields, .n_fields = sizeof fields / sizeof fields[0], .salt = ctx->salt,
+        .fields = fields, .n_fields = sizeof fields / sizeof fields[0], .salt = salt,
     };
     rc = imp_space_open(ctx->store, &desc, out);
 out:
     free(files);
     free(layers);
     return rc;
+}
+
+imp_space *lc_seq_space(imp_llama *ctx, lc_seq *s)
+{
+    if (!s->salt) return ctx->space;
+    if (!s->space && lc_space_describe(ctx, s->salt, &s->space) < 0) {
+        lc_say(IMP_LOG_WARN, "a sequence runs without the store: %s", imp_last_error());
+        s->space = NULL;
+    }
+    return s->space;
+}
+
+int imp_llama_open_space(imp_llama *ctx, const char *salt, imp_space **out)
+{
+    if (out) *out = NULL;
+    if (!ctx || !out) return lc_error(IMP_E_ARG, "imp_llama_open_space: no context or out");
+    if (!ctx->space) return lc_error(IMP_E_UNSUPPORTED, "the store is not used: %s", ctx->why);
+    return lc_space_describe(ctx, salt ? salt : ctx->salt, out);
+}
+
+int imp_llama_set_salt(imp_llama *ctx, llama_seq_id seq, const char *salt)
+{
+    if (!ctx || seq < 0 || (ctx->space && (uint32_t)seq >= ctx->n_seq_max)) {
+        return lc_error(IMP_E_ARG, "imp_llama_set_salt: no sequence %d", seq);
+    }
+    if (!ctx->space) return 0;
+    lc_seq *s = &ctx->seqs[seq];
+    if (salt && s->salt ? !strcmp(salt, s->salt) : !salt && !s->salt) return 0;
+    if (imp_llama_seq_pos_max(ctx, seq) >= 0) return lc_error(IMP_E_ARG, "sequence %d isn't empty", seq);
+    char *copy = NULL;
+    imp_space *space = NULL;
+    int rc = 0;
+    if (salt && !(copy = strdup(salt))) rc = lc_error(IMP_E_NOMEM, "no memory for a salt");
+    if (!rc && salt) rc = lc_space_describe(ctx, salt, &space);
+    if (rc < 0) {
+        free(copy);
+        return rc;
+    }
+    imp_space_close(s->space);
+    free(s->salt);
+    s->salt = copy;
+    s->space = space;
+    return 0;
 }

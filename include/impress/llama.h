@@ -89,6 +89,16 @@ imp_llama_fit imp_llama_get_fit(const imp_llama *ctx, const char **why);
 /* How sequence `seq` uses the store from now on. IMP_E_ARG, IMP_E_UNSUPPORTED (a switch that isn't in this version). */
 int imp_llama_set_request(imp_llama *ctx, llama_seq_id seq, const imp_llama_request *request);
 
+/* Tenants: sequence `seq` keeps apart from those of other salts from now on; NULL: the salt of the context's parameters.
+ * It must be empty, unless nothing changes (IMP_E_ARG). Copying it to or from a sequence of another salt is the caller's
+ * to avoid. */
+int imp_llama_set_salt(imp_llama *ctx, llama_seq_id seq, const char *salt);
+
+/* The space that sequences of `salt` (NULL: the context's) use with the adapters in force, for calls that look at the
+ * store beside this context: what is stored, reading ahead. IMP_E_UNSUPPORTED where the store isn't used.
+ * Owner: the caller, until imp_space_close(). Threads: the handle any, this call as the others. */
+int imp_llama_open_space(imp_llama *ctx, const char *salt, imp_space **out);
+
 /* ---- mirrors of llama.h */
 
 /* As llama_decode(): 0, 1 (no slot), 2 (aborted), negative (error); on anything but 0 the batch left no trace. A failed
