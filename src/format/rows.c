@@ -1,8 +1,13 @@
-/* rows.c: 8-bit rows. Everything here is branch-free over stripes of elements, so that compilers turn the loops into
+/* rows.c: rows of 8 and 4 bits. Everything here is branch-free over stripes of elements, so that compilers turn the loops into
  * SIMD. Only the step between f16 and f32 exists a second time, with x86's own instructions, chosen when the program runs.
  *
  * Scales are rounded up to f16: then the largest value of a channel or block never exceeds 127 of them, and the error is
- * at most half a scale. Rounded to nearest, a scale among f16's subnormals could be a third too small.
+ * at most half a scale. Rounded to nearest, a scale among f16's subnormals could be a third too small. So, of 4 bits, are
+ * minima rounded down and then scales up.
+ *
+ * 4 bits have a minimum because it pays: the root mean square error over 32 Gaussian values is 0.078 of their deviation,
+ * where signed codes with a scale alone give 0.086, and with a mean that isn't 0 (two deviations) it stays 0.078 and that
+ * becomes 0.146. Over a channel's 64 keys, 0.090 against 0.095 and 0.156.
  */
 #include "format/rows.h"
 
@@ -19,6 +24,7 @@
 enum {
     BLOCK = 32,       /* elements that share a value's scale */
     STRIPE = 64,      /* elements worked on at a time; a whole number of blocks */
+    LAST4 = 15,       /* the last 4-bit code */
     F16_MAX_BITS = 0x7bff,
 };
 
@@ -184,10 +190,10 @@ static void store(imp_type type, float *restrict in, size_t first, size_t n, voi
     memcpy((char *)row + 2 * first, h, 2 * n);
 }
 
-/* The scale for values up to `largest`: the smallest f16 of which 127 reach it. */
-INLINE uint16_t scale_for(float largest)
+/* The scale for values up to `largest`: the smallest f16 of which `n` reach it. */
+INLINE uint16_t scale_for(float largest, float n)
 {
-    float s = largest / 127.0f;
+    float s = largest / n;
     uint16_t h = f32_to_f16(s);
     h = h > F16_MAX_BITS ? F16_MAX_BITS : h;
     return (uint16_t)(h + (f16_to_f32(h) < s && h < F16_MAX_BITS));
@@ -208,6 +214,53 @@ INLINE float larger(float most, float f)
 
 INLINE float inverse_of(uint16_t scale) { return scale ? 1.0f / f16_to_f32(scale) : 0.0f; }
 
+/* ---- 4-bit codes: two a byte, the earlier element in the low bits */
+
+INLINE size_t packed4_bytes(size_t n) { return (n + 1) / 2; }
+
+/* The largest f16 that is at most `f`, |f| <= F16_MAX. */
+INLINE uint16_t f16_below(float f)
+{
+    uint16_t h = f32_to_f16(f);
+    if (f16_to_f32(h) <= f) return h;
+    /* Away from 0 if it is below; 0 is below anything positive; and next below 0 is the smallest negative one. */
+    return (uint16_t)(h & 0x8000 ? h + 1 : h > 0 ? h - 1 : 0x8001);
+}
+
+/* The minimum and the scale for values from `least` to `most`, both at most F16_MAX: codes 0 to LAST4 reach from one to
+ * the other. */
+INLINE void range_for(float least, float most, uint16_t *minimum, uint16_t *scale)
+{
+    *minimum = f16_below(least);
+    *scale = scale_for(most - f16_to_f32(*minimum), LAST4);
+}
+
+INLINE uint8_t code4_for(float f, float minimum, float inverse)
+{
+    return (uint8_t)(int32_t)((f - minimum) * inverse + 0.5f);
+}
+
+/* `n` elements, even, from or to n / 2 bytes. */
+INLINE void pack4(const uint8_t *restrict codes, size_t n, uint8_t *restrict out)
+{
+    for (size_t i = 0; i < n / 2; i++) out[i] = (uint8_t)(codes[2 * i] | codes[2 * i + 1] << 4);
+}
+
+INLINE void unpack4(const uint8_t *restrict in, size_t n, uint8_t *restrict codes)
+{
+    for (size_t i = 0; i < n / 2; i++) {
+        codes[2 * i] = in[i] & 15;
+        codes[2 * i + 1] = in[i] >> 4;
+    }
+}
+
+/* As load(), for 4 bits: the span of what codes can say is that of f16. */
+INLINE void load4(imp_type type, const void *row, size_t first, size_t n, float *restrict out)
+{
+    load(type, row, first, n, out);
+    for (size_t i = 0; i < STRIPE; i++) out[i] = tame(out[i], F16_MAX);
+}
+
 /* ---- keys */
 
 void imp_rows_k8_encode(imp_type type, const void *rows, size_t stride, size_t n_tokens, size_t n, int8_t *codes,
@@ -220,7 +273,7 @@ void imp_rows_k8_encode(imp_type type, const void *rows, size_t stride, size_t n
             load(type, (const char *)rows + t * stride, first, m, x);
             for (size_t i = 0; i < STRIPE; i++) largest[i] = larger(largest[i], x[i]);
         }
-        for (size_t i = 0; i < m; i++) scales[first + i] = scale_for(largest[i]);
+        for (size_t i = 0; i < m; i++) scales[first + i] = scale_for(largest[i], 127);
         for (size_t i = 0; i < STRIPE; i++) inverse[i] = i < m ? inverse_of(scales[first + i]) : 0.0f;
         for (size_t t = 0; t < n_tokens; t++) {
             int8_t c[STRIPE];
@@ -250,6 +303,61 @@ void imp_rows_k8_decode(imp_type type, const int8_t *codes, const uint16_t *scal
     }
 }
 
+static void k4_encode(imp_type type, const void *rows, size_t stride, size_t n_tokens, size_t n, uint8_t *codes,
+                      uint16_t *scales)
+{
+    uint16_t *minima = scales + n;
+    for (size_t first = 0; first < n; first += STRIPE) {
+        size_t m = n - first < STRIPE ? n - first : STRIPE;
+        float x[STRIPE], least[STRIPE], most[STRIPE], inverse[STRIPE] = {0};
+        load4(type, rows, first, m, least);
+        memcpy(most, least, sizeof most);
+        for (size_t t = 1; t < n_tokens; t++) {
+            load4(type, (const char *)rows + t * stride, first, m, x);
+            for (size_t i = 0; i < STRIPE; i++) {
+                least[i] = x[i] < least[i] ? x[i] : least[i];
+                most[i] = x[i] > most[i] ? x[i] : most[i];
+            }
+        }
+        for (size_t i = 0; i < m; i++) {
+            range_for(least[i], most[i], &minima[first + i], &scales[first + i]);
+            least[i] = f16_to_f32(minima[first + i]);
+            inverse[i] = inverse_of(scales[first + i]);
+        }
+        for (size_t t = 0; t < n_tokens; t++) {
+            uint8_t c[STRIPE], packed[STRIPE / 2];
+            load4(type, (const char *)rows + t * stride, first, m, x);
+            for (size_t i = 0; i < STRIPE; i++) c[i] = code4_for(x[i], least[i], inverse[i]);
+            pack4(c, STRIPE, packed);
+            memcpy(codes + t * packed4_bytes(n) + first / 2, packed, packed4_bytes(m));
+        }
+    }
+}
+
+static void k4_decode(imp_type type, const uint8_t *codes, const uint16_t *scales, size_t n, void *row)
+{
+    const uint16_t *minima = scales + n;
+    for (size_t first = 0; first < n; first += STRIPE) {
+        size_t m = n - first < STRIPE ? n - first : STRIPE;
+        float x[STRIPE], least[STRIPE];
+        uint16_t s[STRIPE], h[STRIPE];
+        uint8_t c[STRIPE], packed[STRIPE / 2];
+        if (m < STRIPE) {
+            memset(s, 0, sizeof s);
+            memset(h, 0, sizeof h);
+            memset(packed, 0, sizeof packed);
+        }
+        memcpy(s, scales + first, 2 * m);
+        memcpy(h, minima + first, 2 * m);
+        memcpy(packed, codes + first / 2, packed4_bytes(m));
+        unpack4(packed, STRIPE, c);
+        widen(s, x);
+        widen(h, least);
+        for (size_t i = 0; i < STRIPE; i++) x[i] = x[i] * (float)c[i] + least[i];
+        store(type, x, first, m, row);
+    }
+}
+
 /* ---- values */
 
 size_t imp_rows_v8_bytes(size_t n) { return n + (n + BLOCK - 1) / BLOCK * 2; }
@@ -269,7 +377,7 @@ void imp_rows_v8_encode(imp_type type, const void *row, size_t n, void *out)
                 for (size_t j = 0; j < 8; j++) most[j] = larger(most[j], b[i + j]);
             }
             for (size_t j = 1; j < 8; j++) most[0] = larger(most[0], most[j]);
-            uint16_t s = scale_for(most[0]);
+            uint16_t s = scale_for(most[0], 127);
             float inverse = inverse_of(s);
             for (size_t i = 0; i < BLOCK; i++) c[i] = code_for(b[i], inverse);
 
@@ -298,5 +406,145 @@ void imp_rows_v8_decode(imp_type type, const void *in, size_t n, void *row)
             p += 2 + n_codes;
         }
         store(type, x, first, m, row);
+    }
+}
+
+static size_t v4_bytes(size_t n) { return packed4_bytes(n) + (n + BLOCK - 1) / BLOCK * 4; }
+
+static void v4_encode(imp_type type, const void *row, size_t n, void *out)
+{
+    unsigned char *o = out;
+    for (size_t first = 0; first < n; first += STRIPE) {
+        size_t m = n - first < STRIPE ? n - first : STRIPE;
+        float x[STRIPE];
+        load4(type, row, first, m, x);
+        for (size_t block = 0; block < m; block += BLOCK) {
+            size_t n_codes = m - block < BLOCK ? m - block : BLOCK;
+            float *b = x + block, least[8], most[8];
+            for (size_t i = n_codes; i < BLOCK; i++) b[i] = b[0]; /* what isn't there is no reason for a wider range */
+            memcpy(least, b, sizeof least);
+            memcpy(most, b, sizeof most);
+            for (size_t i = 8; i < BLOCK; i += 8) {
+                for (size_t j = 0; j < 8; j++) {
+                    least[j] = b[i + j] < least[j] ? b[i + j] : least[j];
+                    most[j] = b[i + j] > most[j] ? b[i + j] : most[j];
+                }
+            }
+            for (size_t j = 1; j < 8; j++) {
+                least[0] = least[j] < least[0] ? least[j] : least[0];
+                most[0] = most[j] > most[0] ? most[j] : most[0];
+            }
+            uint16_t minimum, scale;
+            range_for(least[0], most[0], &minimum, &scale);
+            float from = f16_to_f32(minimum), inverse = inverse_of(scale);
+            uint8_t c[BLOCK], packed[BLOCK / 2];
+            for (size_t i = 0; i < BLOCK; i++) c[i] = code4_for(b[i], from, inverse);
+            for (size_t i = n_codes; i < BLOCK; i++) c[i] = 0;
+            pack4(c, BLOCK, packed);
+            *o++ = (unsigned char)scale;
+            *o++ = (unsigned char)(scale >> 8);
+            *o++ = (unsigned char)minimum;
+            *o++ = (unsigned char)(minimum >> 8);
+            memcpy(o, packed, packed4_bytes(n_codes));
+            o += packed4_bytes(n_codes);
+        }
+    }
+}
+
+static void v4_decode(imp_type type, const void *in, size_t n, void *row)
+{
+    const unsigned char *p = in;
+    for (size_t first = 0; first < n; first += STRIPE) {
+        size_t m = n - first < STRIPE ? n - first : STRIPE;
+        float x[STRIPE] = {0};
+        for (size_t block = 0; block < m; block += BLOCK) {
+            size_t n_codes = m - block < BLOCK ? m - block : BLOCK;
+            float *b = x + block, scale = f16_to_f32((uint16_t)(p[0] | p[1] << 8));
+            float least = f16_to_f32((uint16_t)(p[2] | p[3] << 8));
+            uint8_t c[BLOCK], packed[BLOCK / 2];
+            if (n_codes < BLOCK) memset(packed, 0, sizeof packed);
+            memcpy(packed, p + 4, packed4_bytes(n_codes));
+            unpack4(packed, BLOCK, c);
+            for (size_t i = 0; i < BLOCK; i++) b[i] = (float)c[i] * scale + least;
+            p += 4 + packed4_bytes(n_codes);
+        }
+        store(type, x, first, m, row);
+    }
+}
+
+/* ---- whichever encoding */
+
+size_t imp_rows_key_bytes(imp_rest rest, imp_type type, size_t n)
+{
+    switch (rest) {
+    case IMP_REST_RAW: return imp_type_bytes(type, n);
+    case IMP_REST_Q8:
+    case IMP_REST_K8V4: return n;
+    case IMP_REST_Q4: return packed4_bytes(n);
+    }
+    return 0;
+}
+
+size_t imp_rows_value_bytes(imp_rest rest, imp_type type, size_t n)
+{
+    switch (rest) {
+    case IMP_REST_RAW: return imp_type_bytes(type, n);
+    case IMP_REST_Q8: return imp_rows_v8_bytes(n);
+    case IMP_REST_K8V4:
+    case IMP_REST_Q4: return v4_bytes(n);
+    }
+    return 0;
+}
+
+size_t imp_rows_scales_bytes(imp_rest rest, size_t n)
+{
+    return rest == IMP_REST_RAW ? 0 : rest == IMP_REST_Q4 ? 2 * sizeof(uint16_t) * n : sizeof(uint16_t) * n;
+}
+
+void imp_rows_keys_encode(imp_rest rest, imp_type type, const void *rows, size_t stride, size_t n_tokens, size_t n,
+                          void *codes, uint16_t *scales)
+{
+    if (rest == IMP_REST_RAW) {
+        size_t n_bytes = imp_type_bytes(type, n);
+        for (size_t t = 0; t < n_tokens; t++) {
+            memcpy((char *)codes + t * n_bytes, (const char *)rows + t * stride, n_bytes);
+        }
+    } else if (rest == IMP_REST_Q4) {
+        k4_encode(type, rows, stride, n_tokens, n, codes, scales);
+    } else {
+        imp_rows_k8_encode(type, rows, stride, n_tokens, n, codes, scales);
+    }
+}
+
+void imp_rows_key_decode(imp_rest rest, imp_type type, const void *codes, const uint16_t *scales, size_t n, void *row)
+{
+    if (rest == IMP_REST_RAW) {
+        memcpy(row, codes, imp_type_bytes(type, n));
+    } else if (rest == IMP_REST_Q4) {
+        k4_decode(type, codes, scales, n, row);
+    } else {
+        imp_rows_k8_decode(type, codes, scales, n, row);
+    }
+}
+
+void imp_rows_value_encode(imp_rest rest, imp_type type, const void *row, size_t n, void *out)
+{
+    if (rest == IMP_REST_RAW) {
+        memcpy(out, row, imp_type_bytes(type, n));
+    } else if (rest == IMP_REST_Q8) {
+        imp_rows_v8_encode(type, row, n, out);
+    } else {
+        v4_encode(type, row, n, out);
+    }
+}
+
+void imp_rows_value_decode(imp_rest rest, imp_type type, const void *in, size_t n, void *row)
+{
+    if (rest == IMP_REST_RAW) {
+        memcpy(row, in, imp_type_bytes(type, n));
+    } else if (rest == IMP_REST_Q8) {
+        imp_rows_v8_decode(type, in, n, row);
+    } else {
+        v4_decode(type, in, n, row);
     }
 }

@@ -16,15 +16,18 @@
 #include "base/bytes.h"
 #include "base/hash.h"
 #include "base/status.h"
+#include "format/rows.h"
 
 enum {
     MAX_TOKENS = 1 << 20,
     MAX_LAYERS = 1024,
     MAX_ROW_ELEMENTS = 1 << 20,
+    MAX_PROBE_HEADS = 1024,
+    MAX_SKETCH_BITS = 4096,
+    MAX_SHORT_MAP = 1 << 16, /* tokens that two bytes can count */
     MAX_REGIONS = 8,   /* entries of the region table */
     LAYER_BYTES = 16,  /* of a layer's entry */
     REGION_BYTES = 16, /* of a region's entry */
-    SCALE_BYTES = 2,
 };
 
 #define MAX_FIRST_TOKEN ((uint64_t)1 << 48)
@@ -58,7 +61,10 @@ enum {
     AT_MODEL_NAME = 144,
     AT_HOW = 208,
     AT_REGIONS = 272,
-    AT_ZERO = AT_REGIONS + MAX_REGIONS * REGION_BYTES, /* reserved */
+    AT_CORE_TOKENS = AT_REGIONS + MAX_REGIONS * REGION_BYTES,
+    AT_PROBE_HEADS = 404,
+    AT_SKETCH_BITS = 408,
+    AT_BASIS = 416, /* zeros before and behind it are reserved */
     AT_CHECKSUM = IMP_SEG_FIXED_BYTES - 8,
 };
 
@@ -66,29 +72,38 @@ enum {
 
 static const char magic[8] = {'I', 'M', 'P', 'S', 'E', 'G', '1', '\n'};
 
+/* A feature bit for each kind of region that the first version 1 didn't have. */
+#define FEATURE(region) (1u << ((region) - IMP_REGION_KV))
+#define FEATURES (FEATURE(IMP_REGION_MAP + 1) - 1)
+
 /* One region's share of a layer. */
 typedef struct region_place {
     uint64_t offset;     /* of its first chunk in the file */
-    uint64_t row_bytes;  /* of one token; scales: of one group */
+    uint64_t row_bytes;  /* of one token; scales: of one group; a map: of one slot. K and V have it when paired, too */
     uint32_t full_bytes; /* a whole chunk, padded */
     uint32_t last_bytes; /* the last one, padded */
     uint32_t last_data;  /* the last one, without padding */
 } region_place;
 
-enum { N_REGIONS = 3 }; /* that this version lays out */
+enum {
+    N_KINDS = IMP_REGION_MAP + 1,
+    N_IN_LAYER = N_KINDS - 1, /* all but maps */
+};
 
 /* In the order in which they lie in a layer. */
-static const imp_region region_order[N_REGIONS] = {IMP_REGION_SCALES, IMP_REGION_K, IMP_REGION_V};
+static const imp_region region_order[N_IN_LAYER] = {IMP_REGION_SCALES, IMP_REGION_SKETCH, IMP_REGION_PROBE,
+                                                    IMP_REGION_K,      IMP_REGION_V,      IMP_REGION_KV};
 
 struct imp_seg_layout {
-    imp_seg_meta meta;                   /* its layers and tokens are ours */
+    imp_seg_meta meta;                /* its layers and tokens are ours */
     uint32_t n_chunks;
-    uint32_t layer_chunks;               /* in all regions of one layer */
-    uint32_t region_chunks[N_REGIONS];   /* by imp_region, per layer */
-    uint32_t region_first[N_REGIONS];    /* index of a region's first chunk in its layer */
-    uint32_t tokens_at, sums_at;         /* in the header */
+    uint32_t n_maps;                  /* entries of the table before the first layer's: n_layers or 0 */
+    uint32_t layer_chunks;            /* in all regions of one layer, without the map */
+    uint32_t region_chunks[N_KINDS];  /* per layer */
+    uint32_t region_first[N_KINDS];   /* index of a region's first chunk in its layer */
+    uint32_t tokens_at, sums_at;      /* in the header */
     uint64_t header_bytes, file_bytes;
-    region_place (*places)[N_REGIONS];   /* [n_layers], by imp_region */
+    region_place (*places)[N_KINDS];  /* [n_layers] */
     imp_layer_shape *layers;
     int32_t *tokens;
 };
@@ -108,6 +123,29 @@ static bool is_padded(const char *name, size_t n_bytes)
         if (name[n] != '\0') return false;
     }
     return true;
+}
+
+/* What segments may have beyond keys and values. */
+static int check_extras(const imp_seg_meta *m)
+{
+    if (m->order == IMP_ORDER_CORE) {
+        if (m->core_tokens < 1 || m->core_tokens > m->n_tokens ||
+            (m->core_tokens != m->n_tokens && m->core_tokens % m->chunk_tokens != 0)) {
+            return imp_fail(IMP_E_ARG, "segment: a core of %u of %u tokens in chunks of %u", m->core_tokens, m->n_tokens,
+                            m->chunk_tokens);
+        }
+    } else if (m->core_tokens != 0) {
+        return imp_fail(IMP_E_ARG, "segment: a core of %u tokens in token order %d", m->core_tokens, (int)m->order);
+    }
+    if (m->probe_heads > MAX_PROBE_HEADS) return imp_fail(IMP_E_ARG, "segment: %u probe heads", m->probe_heads);
+    if (m->sketch_bits % 8 != 0 || m->sketch_bits > MAX_SKETCH_BITS) {
+        return imp_fail(IMP_E_ARG, "segment: sketches of %u bits, not a multiple of 8 up to %d", m->sketch_bits,
+                        MAX_SKETCH_BITS);
+    }
+    if ((m->sketch_bits != 0) != (m->basis != 0)) {
+        return imp_fail(IMP_E_ARG, "segment: sketches without a basis, or a basis without sketches");
+    }
+    return 0;
 }
 
 static int check_meta(const imp_seg_meta *m)
@@ -135,17 +173,15 @@ static int check_meta(const imp_seg_meta *m)
     if (!is_type(m->type_k) || !is_type(m->type_v)) {
         return imp_fail(IMP_E_UNSUPPORTED, "segment: element types %d, %d", (int)m->type_k, (int)m->type_v);
     }
-    if (m->order != IMP_ORDER_TOKEN) return imp_fail(IMP_E_UNSUPPORTED, "segment: token order %d", (int)m->order);
-    if (m->rest != IMP_REST_RAW && m->rest != IMP_REST_Q8) {
-        return imp_fail(IMP_E_UNSUPPORTED, "segment: encoding %d", (int)m->rest);
+    if ((unsigned)m->order > IMP_ORDER_CORE) {
+        return imp_fail(IMP_E_UNSUPPORTED, "segment: token order %d", (int)m->order);
     }
-    if (m->rest == IMP_REST_Q8 && !(is_float(m->type_k) && is_float(m->type_v))) {
-        return imp_fail(IMP_E_UNSUPPORTED, "segment: 8 bits at rest need f16, bf16 or f32 rows");
+    if ((unsigned)m->rest > IMP_REST_Q4) return imp_fail(IMP_E_UNSUPPORTED, "segment: encoding %d", (int)m->rest);
+    if (m->rest != IMP_REST_RAW && !(is_float(m->type_k) && is_float(m->type_v))) {
+        return imp_fail(IMP_E_UNSUPPORTED, "segment: fewer bits at rest need f16, bf16 or f32 rows");
     }
-    return 0;
+    return check_extras(m);
 }
-
-static uint64_t v8_bytes(uint64_t n) { return n + (n + 31) / 32 * SCALE_BYTES; }
 
 /* Fill in one region of one layer; false if a chunk is too large to be one. */
 static bool place_region(region_place *p, uint64_t row_bytes, uint32_t full_rows, uint32_t last_rows, uint32_t alignment)
@@ -172,35 +208,45 @@ static int place_layer(imp_seg_layout *l, uint32_t layer)
         return imp_fail(IMP_E_ARG, "segment: layer %u has %u KV heads of %u and %u elements", layer, s->n_kv_heads,
                         s->head_dim_k, s->head_dim_v);
     }
-    uint64_t k_bytes, v_bytes;
-    if (m->rest == IMP_REST_Q8) {
-        k_bytes = n_k;
-        v_bytes = v8_bytes(n_v);
-    } else {
-        k_bytes = imp_type_bytes(m->type_k, (size_t)n_k);
-        v_bytes = imp_type_bytes(m->type_v, (size_t)n_v);
-        if (k_bytes == 0 || v_bytes == 0) {
-            return imp_fail(IMP_E_UNSUPPORTED, "segment: layer %u's rows are no whole blocks of their type", layer);
-        }
+    uint32_t n_probe = m->probe_heads < s->n_kv_heads ? m->probe_heads : s->n_kv_heads;
+    uint64_t k_bytes = imp_rows_key_bytes(m->rest, m->type_k, (size_t)n_k);
+    uint64_t v_bytes = imp_rows_value_bytes(m->rest, m->type_v, (size_t)n_v);
+    uint64_t probe_bytes = imp_type_bytes(m->type_k, (size_t)n_probe * s->head_dim_k);
+    uint64_t scales_bytes = imp_rows_scales_bytes(m->rest, (size_t)n_k);
+    if (k_bytes == 0 || v_bytes == 0 || (n_probe > 0 && probe_bytes == 0)) {
+        return imp_fail(IMP_E_UNSUPPORTED, "segment: layer %u's rows are no whole blocks of their type", layer);
     }
 
-    uint32_t n_last = m->n_tokens - (l->region_chunks[IMP_REGION_K] - 1) * m->chunk_tokens;
-    uint32_t n_groups = (m->n_tokens + IMP_GROUP_TOKENS - 1) / IMP_GROUP_TOKENS;
-    bool fits = place_region(&p[IMP_REGION_K], k_bytes, m->chunk_tokens, n_last, m->alignment) &&
-                place_region(&p[IMP_REGION_V], v_bytes, m->chunk_tokens, n_last, m->alignment);
-    if (fits && m->rest == IMP_REST_Q8) {
-        fits = place_region(&p[IMP_REGION_SCALES], n_k * SCALE_BYTES, n_groups, n_groups, m->alignment);
-    }
+    uint32_t n = m->n_tokens, n_groups = (n + IMP_GROUP_TOKENS - 1) / IMP_GROUP_TOKENS;
+    uint32_t full = m->chunk_tokens, last = n - (n - 1) / full * full, align = m->alignment;
+    bool fits = place_region(&p[IMP_REGION_K], k_bytes, full, last, align) &&
+                place_region(&p[IMP_REGION_V], v_bytes, full, last, align) &&
+                place_region(&p[IMP_REGION_KV], m->paired ? k_bytes + v_bytes : 0, full, last, align) &&
+                place_region(&p[IMP_REGION_SCALES], scales_bytes, n_groups, n_groups, align) &&
+                place_region(&p[IMP_REGION_PROBE], probe_bytes, n, n, align) &&
+                place_region(&p[IMP_REGION_SKETCH], (uint64_t)s->n_kv_heads * m->sketch_bits / 8, n, n, align);
     if (!fits) return imp_fail(IMP_E_ARG, "segment: a chunk of layer %u would be larger than 2 GiB", layer);
 
-    for (size_t i = 0; i < N_REGIONS; i++) {
+    for (size_t i = 0; i < N_IN_LAYER; i++) {
         imp_region r = region_order[i];
         if (l->region_chunks[r] == 0) continue;
-        /* At most 2^10 layers x 2 regions x 2^16 chunks x 2^31 bytes: no overflow. */
+        /* At most 2^10 layers x (2 x 2^16 + 4) chunks x 2^31 bytes: no overflow. */
         p[r].offset = l->file_bytes;
         l->file_bytes += (uint64_t)p[r].full_bytes * (l->region_chunks[r] - 1) + p[r].last_bytes;
     }
     return 0;
+}
+
+/* The maps of all layers, before anything else: they are read together, when a segment is opened. */
+static void place_maps(imp_seg_layout *l)
+{
+    const imp_seg_meta *m = &l->meta;
+    for (uint32_t i = 0; i < l->n_maps; i++) {
+        region_place *p = &l->places[i][IMP_REGION_MAP];
+        (void)place_region(p, m->n_tokens <= MAX_SHORT_MAP ? 2 : 4, m->n_tokens, m->n_tokens, m->alignment); /* fits */
+        p->offset = l->file_bytes;
+        l->file_bytes += p->last_bytes;
+    }
 }
 
 int imp_seg_layout_new(const imp_seg_meta *meta, imp_seg_layout **out)
@@ -224,18 +270,27 @@ int imp_seg_layout_new(const imp_seg_meta *meta, imp_seg_layout **out)
     l->meta.tokens = l->tokens;
 
     uint32_t n = (meta->n_tokens + meta->chunk_tokens - 1) / meta->chunk_tokens;
-    l->region_chunks[IMP_REGION_K] = l->region_chunks[IMP_REGION_V] = n;
-    l->region_chunks[IMP_REGION_SCALES] = meta->rest == IMP_REST_Q8 ? 1 : 0;
-    for (size_t i = 0; i < N_REGIONS; i++) {
+    if (meta->paired) {
+        l->region_chunks[IMP_REGION_KV] = n;
+    } else {
+        l->region_chunks[IMP_REGION_K] = l->region_chunks[IMP_REGION_V] = n;
+    }
+    l->region_chunks[IMP_REGION_SCALES] = meta->rest != IMP_REST_RAW;
+    l->region_chunks[IMP_REGION_PROBE] = meta->probe_heads > 0;
+    l->region_chunks[IMP_REGION_SKETCH] = meta->sketch_bits > 0;
+    l->region_chunks[IMP_REGION_MAP] = meta->order != IMP_ORDER_TOKEN;
+    for (size_t i = 0; i < N_IN_LAYER; i++) {
         l->region_first[region_order[i]] = l->layer_chunks;
         l->layer_chunks += l->region_chunks[region_order[i]];
     }
-    l->n_chunks = l->layer_chunks * meta->n_layers; /* at most (2^17 + 1) * 2^10 */
+    l->n_maps = l->region_chunks[IMP_REGION_MAP] * meta->n_layers;
+    l->n_chunks = l->n_maps + l->layer_chunks * meta->n_layers; /* at most (2^17 + 4) * 2^10 */
 
     l->tokens_at = IMP_SEG_FIXED_BYTES + meta->n_layers * LAYER_BYTES;
     l->sums_at = (uint32_t)imp_round_up(l->tokens_at + 4 * (uint64_t)meta->n_tokens, 8);
     l->header_bytes = imp_round_up(l->sums_at + 8 * (uint64_t)l->n_chunks + 8, meta->alignment);
     l->file_bytes = l->header_bytes;
+    place_maps(l);
     rc = 0;
     for (uint32_t i = 0; rc == 0 && i < meta->n_layers; i++) rc = place_layer(l, i);
     if (rc < 0) goto out;
@@ -267,13 +322,33 @@ uint32_t imp_seg_n_chunks(const imp_seg_layout *l) { return l->n_chunks; }
 
 uint32_t imp_seg_region_chunks(const imp_seg_layout *l, imp_region region)
 {
-    return (unsigned)region < N_REGIONS ? l->region_chunks[region] : 0;
+    return (unsigned)region < N_KINDS ? l->region_chunks[region] : 0;
 }
 
 size_t imp_seg_row_bytes(const imp_seg_layout *l, imp_region region, uint32_t layer)
 {
-    if (region != IMP_REGION_K && region != IMP_REGION_V) return 0;
-    return layer < l->meta.n_layers ? (size_t)l->places[layer][region].row_bytes : 0;
+    switch (region) {
+    case IMP_REGION_K:
+    case IMP_REGION_V:
+    case IMP_REGION_PROBE:
+    case IMP_REGION_SKETCH: return layer < l->meta.n_layers ? (size_t)l->places[layer][region].row_bytes : 0;
+    case IMP_REGION_SCALES:
+    case IMP_REGION_KV:
+    case IMP_REGION_MAP: break;
+    }
+    return 0;
+}
+
+/* Is each chunk a run of slots, rather than one chunk a layer? */
+static bool by_slots(imp_region region)
+{
+    return region == IMP_REGION_K || region == IMP_REGION_V || region == IMP_REGION_KV;
+}
+
+size_t imp_seg_rows_at(const imp_seg_layout *l, imp_region region, uint32_t layer, uint32_t chunk)
+{
+    if (!l->meta.paired || region != IMP_REGION_V) return 0;
+    return imp_seg_chunk(l, IMP_REGION_KV, layer, chunk).n_tokens * imp_seg_row_bytes(l, IMP_REGION_K, layer);
 }
 
 imp_chunk_place imp_seg_chunk(const imp_seg_layout *l, imp_region region, uint32_t layer, uint32_t chunk)
@@ -287,11 +362,11 @@ imp_chunk_place imp_seg_chunk(const imp_seg_layout *l, imp_region region, uint32
         .offset = p->offset + (uint64_t)chunk * p->full_bytes,
         .n_bytes = last ? p->last_bytes : p->full_bytes,
         .data_bytes = last ? p->last_data : (uint32_t)(p->row_bytes * l->meta.chunk_tokens),
-        .index = layer * l->layer_chunks + l->region_first[region] + chunk,
+        .n_tokens = l->meta.n_tokens,
+        .index = region == IMP_REGION_MAP ? layer
+                                          : l->n_maps + layer * l->layer_chunks + l->region_first[region] + chunk,
     };
-    if (region == IMP_REGION_SCALES) {
-        c.n_tokens = l->meta.n_tokens;
-    } else {
+    if (by_slots(region)) {
         c.first_token = chunk * l->meta.chunk_tokens;
         c.n_tokens = last ? l->meta.n_tokens - c.first_token : l->meta.chunk_tokens;
     }
@@ -301,6 +376,12 @@ imp_chunk_place imp_seg_chunk(const imp_seg_layout *l, imp_region region, uint32
 /* Which chunk the i-th entry of the table is about; `index` is in range. */
 static void locate(const imp_seg_layout *l, uint32_t index, imp_region *region, uint32_t *layer, uint32_t *chunk)
 {
+    *region = IMP_REGION_MAP;
+    *layer = index;
+    *chunk = 0;
+    if (index < l->n_maps) return;
+
+    index -= l->n_maps;
     uint32_t in_layer = index % l->layer_chunks;
     size_t i = 0;
     while (in_layer >= l->region_first[region_order[i]] + l->region_chunks[region_order[i]]) i++;
@@ -333,6 +414,72 @@ uint64_t imp_seg_checksum(const imp_seg_layout *l, uint32_t index, const void *b
     return imp_hash64(bytes, n_bytes, imp_hash64(where, sizeof where, 0));
 }
 
+uint64_t imp_seg_maps_at(const imp_seg_layout *l, uint64_t *n_bytes)
+{
+    *n_bytes = l->n_maps > 0 ? (uint64_t)l->n_maps * l->places[0][IMP_REGION_MAP].last_bytes : 0;
+    return l->header_bytes;
+}
+
+/* Where the layer's first region begins; the file's end behind the last layer. */
+static uint64_t layer_start(const imp_seg_layout *l, uint32_t layer)
+{
+    if (layer >= l->meta.n_layers) return l->file_bytes;
+    size_t i = 0;
+    while (l->region_chunks[region_order[i]] == 0) i++; /* keys there are always */
+    return l->places[layer][region_order[i]].offset;
+}
+
+uint64_t imp_seg_layer_at(const imp_seg_layout *l, uint32_t layer, uint64_t *n_bytes)
+{
+    uint64_t start = layer_start(l, layer);
+    *n_bytes = layer < l->meta.n_layers ? layer_start(l, layer + 1) - start : 0;
+    return start;
+}
+
+/* ---- maps */
+
+size_t imp_seg_map_bytes(const imp_seg_layout *l)
+{
+    return l->n_maps > 0 ? l->places[0][IMP_REGION_MAP].last_data : 0;
+}
+
+void imp_seg_map_encode(const imp_seg_layout *l, const uint32_t *tokens, void *out)
+{
+    unsigned char *p = out;
+    uint32_t n = l->n_maps > 0 ? l->meta.n_tokens : 0;
+    bool is_short = n <= MAX_SHORT_MAP;
+    for (uint32_t i = 0; i < n; i++) {
+        if (is_short) {
+            p[2 * (size_t)i] = (unsigned char)tokens[i];
+            p[2 * (size_t)i + 1] = (unsigned char)(tokens[i] >> 8);
+        } else {
+            imp_put32(p + 4 * (size_t)i, tokens[i]);
+        }
+    }
+}
+
+int imp_seg_map_decode(const imp_seg_layout *l, const void *bytes, uint32_t *tokens, unsigned char *seen)
+{
+    const unsigned char *p = bytes;
+    uint32_t n = l->meta.n_tokens;
+    bool is_short = n <= MAX_SHORT_MAP;
+    if (l->n_maps == 0) {
+        for (uint32_t i = 0; i < n; i++) tokens[i] = i;
+        return 0;
+    }
+    memset(seen, 0, n);
+    for (uint32_t i = 0; i < n; i++) {
+        const unsigned char *q = p + (is_short ? 2 : 4) * (size_t)i;
+        uint32_t token = is_short ? (uint32_t)q[0] | (uint32_t)q[1] << 8 : imp_get32(q);
+        if (token >= n || seen[token]) {
+            return imp_fail(IMP_E_CORRUPT, "segment: a map has %s %u", token >= n ? "no token" : "twice token", token);
+        }
+        seen[token] = 1;
+        tokens[i] = token;
+    }
+    return 0;
+}
+
 /* ---- header */
 
 static void put_hash(unsigned char *p, imp_hash128 h)
@@ -346,12 +493,29 @@ static imp_hash128 get_hash(const unsigned char *p)
     return (imp_hash128){.lo = imp_get64(p), .hi = imp_get64(p + 8)};
 }
 
+static void put_region(const imp_seg_layout *l, imp_region region, uint32_t *n_regions, unsigned char *h)
+{
+    if (l->region_chunks[region] == 0) return;
+    unsigned char *entry = h + AT_REGIONS + (*n_regions)++ * REGION_BYTES;
+    imp_put32(entry, (uint32_t)region);
+    imp_put32(entry + 4, l->region_chunks[region]);
+    imp_put32(entry + 8, by_slots(region) ? l->meta.chunk_tokens : l->meta.n_tokens);
+}
+
+static uint32_t features_of(const imp_seg_layout *l)
+{
+    uint32_t features = 0;
+    for (uint32_t r = IMP_REGION_KV; r < N_KINDS; r++) features |= l->region_chunks[r] > 0 ? FEATURE(r) : 0;
+    return features;
+}
+
 static void encode_fixed(const imp_seg_layout *l, unsigned char *h)
 {
     const imp_seg_meta *m = &l->meta;
     memset(h, 0, IMP_SEG_FIXED_BYTES);
     memcpy(h + AT_MAGIC, magic, sizeof magic);
     imp_put32(h + AT_VERSION, IMP_FORMAT_VERSION);
+    imp_put32(h + AT_FEATURES, features_of(l));
     imp_put64(h + AT_HEADER_BYTES, l->header_bytes);
     imp_put64(h + AT_FILE_BYTES, l->file_bytes);
     imp_put64(h + AT_SEGMENT, m->segment);
@@ -375,15 +539,14 @@ static void encode_fixed(const imp_seg_layout *l, unsigned char *h)
     memcpy(h + AT_MODEL_NAME, m->model_name, sizeof m->model_name);
     memcpy(h + AT_HOW, m->how, sizeof m->how);
 
+    imp_put32(h + AT_CORE_TOKENS, m->core_tokens);
+    imp_put32(h + AT_PROBE_HEADS, m->probe_heads);
+    imp_put32(h + AT_SKETCH_BITS, m->sketch_bits);
+    imp_put64(h + AT_BASIS, m->basis);
+
     uint32_t n_regions = 0;
-    for (size_t i = 0; i < N_REGIONS; i++) {
-        imp_region r = region_order[i];
-        if (l->region_chunks[r] == 0) continue;
-        unsigned char *entry = h + AT_REGIONS + n_regions++ * REGION_BYTES;
-        imp_put32(entry, (uint32_t)r);
-        imp_put32(entry + 4, l->region_chunks[r]);
-        imp_put32(entry + 8, r == IMP_REGION_SCALES ? m->n_tokens : m->chunk_tokens);
-    }
+    put_region(l, IMP_REGION_MAP, &n_regions, h);
+    for (size_t i = 0; i < N_IN_LAYER; i++) put_region(l, region_order[i], &n_regions, h);
     imp_put32(h + AT_N_REGIONS, n_regions);
     imp_put64(h + AT_CHECKSUM, imp_hash64(h, AT_CHECKSUM, 0));
 }
@@ -417,7 +580,9 @@ int imp_seg_header_peek(const void *bytes, size_t n_bytes, uint64_t *header_byte
     if (version != IMP_FORMAT_VERSION) {
         return imp_fail(IMP_E_VERSION, "segment header: format %u, this is for %u", version, IMP_FORMAT_VERSION);
     }
-    if (features != 0) return imp_fail(IMP_E_VERSION, "segment header: needs features 0x%x", features);
+    if (features & ~FEATURES) {
+        return imp_fail(IMP_E_VERSION, "segment header: needs features 0x%x", features & ~FEATURES);
+    }
     uint64_t n = imp_get64(h + AT_HEADER_BYTES);
     if (n < IMP_SEG_FIXED_BYTES + 8 || n > imp_get64(h + AT_FILE_BYTES) || n > SIZE_MAX) {
         return imp_fail(IMP_E_CORRUPT, "segment header: its length is wrong");
@@ -487,6 +652,11 @@ int imp_seg_header_decode(const void *bytes, size_t n_bytes, imp_seg_layout **la
         .alignment = imp_get32(h + AT_ALIGNMENT),
         .derived = flags & FLAG_DERIVED,
         .created_s = (int64_t)imp_get64(h + AT_CREATED),
+        .paired = imp_get32(h + AT_FEATURES) & FEATURE(IMP_REGION_KV),
+        .core_tokens = imp_get32(h + AT_CORE_TOKENS),
+        .probe_heads = imp_get32(h + AT_PROBE_HEADS),
+        .sketch_bits = imp_get32(h + AT_SKETCH_BITS),
+        .basis = imp_get64(h + AT_BASIS),
     };
     memcpy(m.model_name, h + AT_MODEL_NAME, sizeof m.model_name);
     memcpy(m.how, h + AT_HOW, sizeof m.how);

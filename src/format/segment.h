@@ -7,7 +7,7 @@
  *   | padding            |
  *   +--------------------+  header_bytes, a multiple of the alignment; the last 8 bytes are the checksum of all before
  *   | MAP of each layer  |  only where the order isn't that of tokens
- *   | layer 0: SCALES    |  not with IMP_REST_RAW: one chunk, [n_groups][n_kv_heads * head_dim_k] f16
+ *   | layer 0: SCALES    |  not with IMP_REST_RAW: one chunk, [n_groups] of format/rows.h's scales
  *   |          SKETCH    |  if there are sketches
  *   |          PROBE     |  if there are probe keys
  *   |          K chunks  |  each padded to the alignment; or KV chunks
@@ -31,9 +31,9 @@
 #include "impress/impress.h"
 
 #define IMP_FORMAT_VERSION 1u
-#define IMP_GROUP_TOKENS 64u /* tokens that share the scales of a key channel (IMP_REST_Q8) */
+#define IMP_GROUP_TOKENS 64u /* tokens that share the scales of a key channel */
 
-/* Kinds of region. The numbers are on disk; the ones this version doesn't write have their place in the format. */
+/* Kinds of region. The numbers are on disk. */
 typedef enum imp_region {
     IMP_REGION_K = 0,
     IMP_REGION_V = 1,
@@ -64,9 +64,12 @@ typedef struct imp_seg_meta {
     const imp_layer_shape *layers; /* [n_layers] */
     const int32_t *tokens;     /* [n_tokens] */
     bool paired;               /* KV chunks instead of K and V chunks */
-    uint32_t core_tokens;      /* with IMP_ORDER_CORE: slots [0, core_tokens) are the core, in every layer */
-    uint32_t probe_heads;      /* KV heads [0, min(probe_heads, n_kv_heads)) have probe keys; 0: no such region */
-    uint32_t sketch_bits;      /* of a token and KV head; 0: no such region. A row is n_kv_heads * sketch_bits / 8 bytes */
+    uint32_t core_tokens;      /* with IMP_ORDER_CORE: slots [0, core_tokens) are the core, in every layer: whole chunks, or
+                                  all tokens; 0 in other orders */
+    uint32_t probe_heads;      /* KV heads [0, min(probe_heads, n_kv_heads)) have probe keys; at most 1,024; 0: no such
+                                  region */
+    uint32_t sketch_bits;      /* of a token and KV head: a multiple of 8, at most 4,096; 0: no such region. A row is
+                                  n_kv_heads * sketch_bits / 8 bytes */
     uint64_t basis;            /* id of the sketches' basis; 0 without */
 } imp_seg_meta;
 
@@ -77,7 +80,7 @@ typedef struct imp_chunk_place {
     uint64_t offset;      /* in the file */
     uint32_t n_bytes;     /* padded: what is read */
     uint32_t data_bytes;  /* without padding */
-    uint32_t first_token; /* in the segment */
+    uint32_t first_token; /* in the segment: the first slot, of K, V and KV; 0 and all tokens in the others */
     uint32_t n_tokens;
     uint32_t index;       /* in the checksum table */
 } imp_chunk_place;
@@ -96,7 +99,13 @@ size_t imp_seg_row_bytes(const imp_seg_layout *l, imp_region region, uint32_t la
  * values of a KV chunk, which come behind the keys of all its slots. */
 size_t imp_seg_rows_at(const imp_seg_layout *l, imp_region region, uint32_t layer, uint32_t chunk);
 
-/* A layer's map as the MAP region has it: u16 a slot where n_tokens <= 65,536, else u32, little-endian.
+/* Where the MAP chunks of all layers lie, one behind the other. n_bytes 0: there are none. */
+uint64_t imp_seg_maps_at(const imp_seg_layout *l, uint64_t *n_bytes);
+/* Where the layer's chunks lie, without its map: up to the next layer's, or the end of the file. */
+uint64_t imp_seg_layer_at(const imp_seg_layout *l, uint32_t layer, uint64_t *n_bytes);
+
+/* A layer's map as the MAP region has it: u16 a slot where n_tokens <= 65,536, else u32, little-endian. 0 bytes in token
+ * order; then decode gives slot s the token s. `tokens`: [n_tokens].
  * Decode: IMP_E_CORRUPT unless it holds each token once. `seen`: scratch, [n_tokens] bytes. */
 size_t imp_seg_map_bytes(const imp_seg_layout *l);
 void imp_seg_map_encode(const imp_seg_layout *l, const uint32_t *tokens, void *out);

@@ -331,14 +331,25 @@ static void test_later_formats(void **state)
         {8, 2, IMP_E_VERSION},         /* version */
         {8, 0xffffffff, IMP_E_VERSION},
         {8, 0, IMP_E_VERSION},
-        {12, 1, IMP_E_VERSION},        /* features */
+        {12, 16, IMP_E_VERSION},       /* features */
+        {12, 0x8000000f, IMP_E_VERSION},
+        {12, 1, IMP_E_CORRUPT},        /* paired chunks, of which the rest knows nothing */
+        {12, 8, IMP_E_CORRUPT},
         {88, 4, IMP_E_UNSUPPORTED},    /* type of keys */
         {92, 77, IMP_E_UNSUPPORTED},   /* type of values */
-        {96, 2, IMP_E_UNSUPPORTED},    /* encoding */
-        {100, 1, IMP_E_UNSUPPORTED},   /* order */
+        {96, 4, IMP_E_UNSUPPORTED},    /* encoding */
+        {96, 2, IMP_E_CORRUPT},
+        {100, 3, IMP_E_UNSUPPORTED},   /* order */
+        {100, 1, IMP_E_CORRUPT},
         {120, 2, IMP_E_UNSUPPORTED},   /* flags */
         {140, 5, IMP_E_CORRUPT},       /* regions that don't follow from the rest */
         {272, 3, IMP_E_CORRUPT},
+        {400, 16, IMP_E_CORRUPT},      /* a core, probe heads, sketches, a basis, the reserved bytes */
+        {404, 1, IMP_E_CORRUPT},
+        {408, 8, IMP_E_CORRUPT},
+        {412, 1, IMP_E_CORRUPT},
+        {416, 1, IMP_E_CORRUPT},
+        {424, 1, IMP_E_CORRUPT},
         {80, 0, IMP_E_CORRUPT},        /* tokens */
         {84, 0xffffffff, IMP_E_CORRUPT}, /* layers */
         {124, 0xffffffff, IMP_E_CORRUPT}, /* chunks */
@@ -411,8 +422,9 @@ static void test_bad_metas(void **state)
     REFUSE(IMP_E_ARG, s.layers[0].n_kv_heads = UINT32_MAX);
     REFUSE(IMP_E_UNSUPPORTED, s.meta.type_k = (imp_type)9);
     REFUSE(IMP_E_UNSUPPORTED, s.meta.type_v = (imp_type)-1);
-    REFUSE(IMP_E_UNSUPPORTED, s.meta.rest = (imp_rest)2);
-    REFUSE(IMP_E_UNSUPPORTED, s.meta.order = IMP_ORDER_CORE);
+    REFUSE(IMP_E_UNSUPPORTED, s.meta.rest = (imp_rest)4);
+    REFUSE(IMP_E_UNSUPPORTED, s.meta.order = (imp_order)3);
+    REFUSE(IMP_E_ARG, s.meta.order = IMP_ORDER_CORE);
     REFUSE(IMP_E_UNSUPPORTED, (s.meta.rest = IMP_REST_Q8, s.meta.type_v = IMP_TYPE_Q8_0));
     REFUSE(IMP_E_UNSUPPORTED, (s.meta.type_k = IMP_TYPE_Q8_0, s.layers[0].n_kv_heads = 1, s.layers[0].head_dim_k = 33));
 #undef REFUSE
