@@ -9,6 +9,8 @@
 
 static const uint64_t retry_ns = 1000000000u;
 
+enum { LOG_SHARE = 16 };
+
 static void let_go(imp_store *s)
 {
     imp_cat_close(s->cat);
@@ -134,6 +136,14 @@ int imp_catalogue_refresh(imp_store *s)
         if ((rc == IMP_E_CORRUPT || rc == IMP_E_STALE) && s->cat) rc = 0; /* a new one, just read */
     }
     return rc;
+}
+
+void imp_catalogue_trim(imp_store *s)
+{
+    if (imp_dir_log_bytes(s) <= s->opts.limit_bytes / LOG_SHARE) return;
+    pthread_mutex_lock(&s->cat_lock);
+    if (s->cat) (void)imp_cat_checkpoint(s->cat); /* not while somebody reads */
+    pthread_mutex_unlock(&s->cat_lock);
 }
 
 /* ---- changes */

@@ -121,6 +121,54 @@ int imp_edit_remove(imp_store *s, imp_tree *tree, uint64_t id, uint64_t *n_remov
     return rc;
 }
 
+/* ---- another segment in the place of one */
+
+typedef struct replacing {
+    imp_store *s;
+    imp_tree *tree;
+    uint64_t from, to;
+    uint32_t end; /* of the tokens in use */
+} replacing;
+
+static int find_end(imp_radix_node *n, void *user)
+{
+    replacing *r = user;
+    if (n->segment == r->from && n->segment_first + n->n_tokens > r->end) r->end = n->segment_first + n->n_tokens;
+    return 0;
+}
+
+static int move_over(imp_radix_node *n, void *user)
+{
+    replacing *r = user;
+    if (n->segment != r->from) return 0;
+    int rc = imp_forest_move_node(&r->s->forest, n, r->to);
+    if (rc < 0) return rc;
+    imp_cat_node row = row_of(r->tree, n);
+    return imp_cat_put_node(r->s->cat, &row);
+}
+
+int imp_edit_replace(imp_store *s, uint64_t from, const imp_cat_segment *to, bool *moved)
+{
+    imp_segrow *seg = imp_forest_seg(&s->forest, from);
+    imp_tree *tree = seg ? imp_forest_tree(&s->forest, seg->space) : NULL;
+    replacing r = {s, tree, from, to->id, 0};
+    *moved = false;
+    if (!tree) return 0;
+    (void)imp_radix_walk(tree->radix, find_end, &r);
+    if (r.end > to->n_tokens) return 0;
+    int rc = imp_cat_put_segment(s->cat, to);
+    if (rc == 0) rc = imp_forest_add_seg(&s->forest, to);
+    if (rc == 0) rc = imp_radix_walk(tree->radix, move_over, &r);
+    if (rc == 0) imp_history_hand_over(s, from, to->id, to->n_tokens);
+    if (rc == 0) rc = imp_change_doom(s, from);
+    if (rc == 0) rc = imp_cat_remove_segment(s->cat, from);
+    if (rc < 0) return rc;
+    imp_segs_drop(s, from);
+    imp_forest_remove_seg(&s->forest, from);
+    *moved = true;
+    return 0;
+}
+
 /* ---- adding */
 
 int imp_steps(imp_store *s, imp_tree *tree, const int32_t *tokens, size_t n_tokens, bool exact_only, size_t *n_steps,

@@ -33,13 +33,29 @@ static void hold(imp_store *s, uint64_t id, bool on)
     imp_radix_touch(tree->radix, n);
 }
 
-int imp_evict_for(imp_store *s, uint64_t bytes, uint64_t keep, imp_evicted *out)
+/* What counts against the limit besides the segments, with `bytes` more. */
+static int other_bytes(imp_store *s, uint64_t bytes, uint64_t *out)
 {
     uint64_t segment_bytes, reserved_bytes;
-    *out = (imp_evicted){0};
     int rc = imp_cat_totals(s->cat, &segment_bytes, &reserved_bytes);
+    if (rc == 0) *out = reserved_bytes + imp_dir_other_bytes(s) + bytes + GROWTH_BYTES;
+    return rc;
+}
+
+int imp_evict_not_needed(imp_store *s, uint64_t bytes, bool *fits)
+{
+    uint64_t fixed = 0;
+    int rc = other_bytes(s, bytes, &fixed);
+    *fits = rc == 0 && s->forest.seg_bytes + fixed <= s->opts.limit_bytes;
+    return rc;
+}
+
+int imp_evict_for(imp_store *s, uint64_t bytes, uint64_t keep, imp_evicted *out)
+{
+    uint64_t fixed = 0;
+    *out = (imp_evicted){0};
+    int rc = other_bytes(s, bytes, &fixed);
     if (rc < 0) return rc;
-    uint64_t fixed = reserved_bytes + imp_dir_other_bytes(s) + bytes + GROWTH_BYTES;
     if (s->forest.seg_bytes + fixed <= s->opts.limit_bytes) return 0;
 
     int64_t now_s = imp_wall_s();

@@ -37,6 +37,7 @@
 #include "base/rng.h"
 #include "radix/radix.h"
 #include "store/catalogue.h"
+#include "store/history.h"
 #include "store/idmap.h"
 #include "store/store.h"
 
@@ -106,6 +107,15 @@ typedef struct imp_seg_table {
 
 /* ---- the writer's queue */
 
+enum { IMP_JOB_QUERY_ROWS = 64 };
+
+/* The last rows of a layer's queries. */
+typedef struct imp_job_query {
+    imp_query q;      /* packed, its rows belong to the job; n_rows 0: none came */
+    float *rows;
+    size_t first;     /* position of the first */
+} imp_job_query;
+
 typedef struct imp_job {
     struct imp_job *next;
     uint64_t number;
@@ -121,6 +131,9 @@ typedef struct imp_job {
     unsigned char *rows;  /* [layer][K, V][n_tokens - start][row] */
     size_t *row_at;       /* [2 * n_layers]: where in `rows` a layer's K and V begin */
     size_t n_bytes;       /* counted against backlog_bytes */
+    imp_turns *turns;     /* the space's */
+    imp_job_query *queries; /* [n_layers]; NULL: none came */
+    size_t query_bytes;   /* counted too */
 } imp_job;
 
 void imp_job_free(imp_job *job);
@@ -185,6 +198,8 @@ struct imp_store {
     uint64_t spared[IMP_SPARED_MAX]; /* segments that couldn't be written anew: not tried again in the background */
     size_t next_spared;
     size_t backlog;           /* bytes staged and queued */
+    struct imp_histories *histories; /* with a mutex of its own; set at open */
+    struct imp_bases_table *bases;   /* the same */
     int flush_status;
     char flush_line[512];
 
@@ -228,6 +243,10 @@ void imp_catalogue_failed(imp_store *s, int rc);
 /* Bring the forest up to date, trying again to have a catalogue. 0, or IMP_E_BUSY etc.; it may still be used. */
 int imp_catalogue_refresh(imp_store *s);
 
+/* The catalogue's log grows to a few MB before SQLite begins it anew: where that is much of the limit, empty it. With no
+ * mutex held. */
+void imp_catalogue_trim(imp_store *s);
+
 /* Take both mutexes, begin a change and bring the forest up to date. On failure nothing is held. */
 int imp_change_begin(imp_store *s);
 /* Commit (rc == 0) or roll back, let go of both mutexes, and unlink what became doomed. Returns rc or the commit's. */
@@ -260,6 +279,9 @@ int imp_edit_remove_leaf(imp_store *s, imp_tree *tree, uint64_t id);
 int imp_edit_remove(imp_store *s, imp_tree *tree, uint64_t id, uint64_t *n_removed);
 /* Drop the nodes of `segment` from its token `from` on, with what is below. `*n_removed`: nodes. */
 int imp_edit_drop(imp_store *s, uint64_t segment, uint32_t from, uint64_t *n_removed);
+/* Segment `to` is in the place of `from`: all nodes of that go over, and `from` goes. *moved false: there is no `from`, or
+ * its nodes hold tokens that `to` hasn't; nothing changed. */
+int imp_edit_replace(imp_store *s, uint64_t from, const imp_cat_segment *to, bool *moved);
 int imp_edit_unreserve(imp_store *s); /* what this instance has reserved, if anything */
 int imp_edit_pin(imp_store *s, imp_tree *tree, imp_radix_node *node, bool pinned);
 /* Write the uses since last time. */
@@ -283,8 +305,8 @@ void imp_lock_fresh(imp_store *s);
 /* A segment with the basis of its sketches, one reference more: the one that is open, or opened now. `*fresh`: the
  * latter. `*n_read`: bytes read are added. Takes `lock`. */
 int imp_segs_open(imp_store *s, uint64_t id, imp_seg **out, bool *fresh, uint64_t *n_read);
-/* The smallest token of the segment whose rows, scales or map are in the chunk. */
-uint32_t imp_seg_chunk_token(const imp_seg *seg, imp_region region, uint32_t layer, uint32_t chunk);
+/* The smallest token of the segment, but not before `from`, that the chunk is about; UINT32_MAX: none. */
+uint32_t imp_seg_chunk_token(const imp_seg *seg, imp_region region, uint32_t layer, uint32_t chunk, uint32_t from);
 /* Open segments/<id>.seg and read its header and maps, checked against themselves and `id`, but not its basis.
  * `*n_read`: bytes. No mutex needed. */
 int imp_seg_file_open(imp_store *s, uint64_t id, imp_seg *out, uint64_t *n_read);
@@ -300,20 +322,45 @@ void imp_segrow_note(imp_segrow *row, const imp_seg_layout *l);
 /* The same for a segment that this process hasn't opened. Takes `lock`. */
 int imp_segrow_see(imp_store *s, uint64_t id);
 
-/* ---- history.c, what reorder.c needs besides history.h */
+/* ---- history.c, besides history.h. Its table has a mutex, and each record one: taken in this order after the store's two,
+ * and never held while the catalogue or a file is used. */
 
-/* Inside a change: the record of segment `from` becomes that of `to`, which holds the first `n_tokens` tokens of it, in
- * memory and in the catalogue; its news begin anew. Advisory: a failure only loses it. No record: nothing happens. */
+int imp_histories_new(imp_store *s);
+void imp_histories_free(imp_store *s);
+size_t imp_histories_dirty(imp_store *s); /* records that wait to be written */
+/* Write them to the catalogue, in a few changes. No mutex held. Advisory: what fails is logged. */
+void imp_histories_write(imp_store *s);
+/* The segment was just written in the order that the record asks for: its news begin anew. */
+void imp_history_settle(imp_history *h);
+
+/* Inside a change, once the segment `to` has a row and as long as `from` has one: the record of segment `from` becomes
+ * that of `to`, which holds the first `n_tokens` tokens of it, in memory and in the catalogue; its news begin anew.
+ * Advisory: a failure only loses it. No record: nothing happens. */
 void imp_history_hand_over(imp_store *s, uint64_t from, uint64_t to, uint32_t n_tokens);
 /* Segments whose record in memory has at least `least` news, those with the most first: how many were written to
- * out[max]. May be called with `lock` held or without. */
+ * out[max] (256 at most). May be called with `lock` held or without. */
 size_t imp_history_with_news(imp_store *s, uint32_t least, uint64_t *out, size_t max);
 
-/* ---- bases.c */
+/* ---- bases.c: bases/<space>.basis. Its table has a mutex of its own, taken last. */
 
+int imp_bases_new(imp_store *s);
+void imp_bases_free(imp_store *s);
 /* The bases with id `id` of a space, from memory or from bases/; NULL if they can't be had or aren't sound. `*n_read`:
  * bytes read are added. No mutex held. */
 const imp_bases *imp_bases_get(imp_store *s, imp_hash128 space, uint64_t id, uint64_t *n_read);
+/* For the writer's thread, no mutex held: the bases by which new segments of the job's space get sketches; learned from its
+ * rows and queries, and written, where the space has none. NULL: none can be had, and the segments go without. */
+const imp_bases *imp_bases_for(imp_store *s, const imp_job *job);
+/* As du counts: bases/ and what is in it. For imp_dir_other_bytes(). */
+uint64_t imp_bases_bytes(const imp_store *s);
+/* Inside a change: remove the bases of spaces that have no segment any more, and what killed writers left. Files younger
+ * than an hour stay: the space's first segment may be on its way. For recovery and gc. `*n_files` and `*n_bytes` (may be
+ * NULL) are added to. */
+void imp_bases_sweep(imp_store *s, uint64_t *n_files, uint64_t *n_bytes);
+/* For verify: read every file in bases/ and call `fn` (may be NULL) for each that isn't sound, and with `remove` remove it.
+ * No mutex held. `*n_found` is added to. */
+int imp_bases_verify(imp_store *s, bool remove, void (*fn)(const imp_finding *finding, void *user), void *user,
+                     int64_t *n_found);
 
 /* ---- reorder.c: called by the writer's thread while it has nothing else to do */
 
@@ -322,6 +369,8 @@ const imp_bases *imp_bases_get(imp_store *s, imp_hash128 space, uint64_t id, uin
 bool imp_reorder_due(imp_store *s, uint64_t *wait_ns);
 /* With no mutex held: write one segment anew, if one needs it. */
 void imp_reorder_step(imp_store *s);
+/* With no mutex held: write all segments anew that hold rows of evicted nodes, as long as there is room for copies. */
+int imp_reorder_evicted(imp_store *s);
 
 /* ---- writer.c */
 int imp_writer_start(imp_store *s);
@@ -336,6 +385,8 @@ typedef struct imp_evicted {
 /* Evict until `bytes` more fit under the limit. `keep` (0: none) and what is above it stay. IMP_E_FULL if that isn't
  * enough. */
 int imp_evict_for(imp_store *s, uint64_t bytes, uint64_t keep, imp_evicted *out);
+/* Would `bytes` fit as it is? */
+int imp_evict_not_needed(imp_store *s, uint64_t bytes, bool *fits);
 void imp_count_evicted(imp_store *s, imp_evicted e); /* once the change is durable; takes `lock` */
 
 /* ---- recover.c and rebuild.c */

@@ -1,5 +1,5 @@
-/* verify.c: every byte the store vouches for, checked: the catalogue, the headers with their padding, the chunks with
- * theirs, what lies behind the last one, and files that don't belong.
+/* verify.c: every byte the store vouches for, checked: the catalogue, the headers with their padding, the maps, the other
+ * chunks with theirs, what lies behind the last one, the bases of sketches, and files that don't belong.
  *
  * Other processes may go on meanwhile. What is bad counts only if the catalogue still refers to it afterwards. Chunks
  * that hold no token of any node (evicted or dropped, the segment lives on for its other nodes) are nobody's. */
@@ -141,17 +141,30 @@ static void bad(verify *v, uint64_t segment, uint32_t from, const char *what)
 
 static const char *region_name(imp_region region)
 {
-    return region == IMP_REGION_K ? "keys" : region == IMP_REGION_V ? "values" : "scales";
+    switch (region) {
+    case IMP_REGION_K: return "keys";
+    case IMP_REGION_V: return "values";
+    case IMP_REGION_SCALES: return "scales";
+    case IMP_REGION_KV: return "keys and values";
+    case IMP_REGION_PROBE: return "probe keys";
+    case IMP_REGION_SKETCH: return "sketches";
+    case IMP_REGION_MAP: return "map";
+    }
+    return "chunks";
 }
 
-/* Does any node use a token of the chunk? */
-static bool any_used(const use_of *u, imp_chunk_place c)
+/* The first token that a node uses and the chunk is about; UINT32_MAX: there is none. */
+static uint32_t first_used(const imp_seg *seg, const use_of *u, uint32_t index)
 {
+    imp_region region;
+    uint32_t layer, chunk;
+    (void)imp_seg_chunk_at(seg->layout, index, &region, &layer, &chunk);
     for (size_t i = 0; i < u->n_parts; i++) {
         const part *p = &u->parts[i];
-        if (p->first < c.first_token + c.n_tokens && c.first_token < p->first + p->n) return true;
+        uint32_t token = imp_seg_chunk_token(seg, region, layer, chunk, p->first);
+        if (token < p->first + p->n) return token;
     }
-    return false;
+    return UINT32_MAX;
 }
 
 typedef struct worst {
@@ -160,23 +173,23 @@ typedef struct worst {
 } worst;
 
 /* The first bad token decides what is dropped, so chunks are told one by one but dropped once, at the end. */
-static void bad_chunk(verify *v, const imp_seg *seg, uint32_t index, const char *why, worst *w)
+static void bad_chunk(verify *v, const imp_seg *seg, const use_of *u, uint32_t index, const char *why, worst *w)
 {
     char name[32], what[200];
     imp_region region;
-    uint32_t layer, chunk;
+    uint32_t layer, chunk, token = first_used(seg, u, index);
     imp_chunk_place c = imp_seg_chunk_at(seg->layout, index, &region, &layer, &chunk);
     snprintf(what, sizeof what, "%s of layer %u, chunk %u (bytes %llu to %llu): %s", region_name(region), layer, chunk,
              (unsigned long long)c.offset, (unsigned long long)(c.offset + c.n_bytes), why);
     imp_seg_name(seg->id, name);
     tell(v, name, seg->id, what);
-    if (c.first_token < w->from) {
-        w->from = c.first_token;
+    if (token < w->from) {
+        w->from = token;
         snprintf(w->what, sizeof w->what, "%s", what);
     }
 }
 
-static int read_one(verify *v, const imp_seg *seg, uint32_t index, worst *w)
+static int read_one(verify *v, const imp_seg *seg, const use_of *u, uint32_t index, worst *w)
 {
     imp_region region;
     uint32_t layer, chunk;
@@ -184,9 +197,9 @@ static int read_one(verify *v, const imp_seg *seg, uint32_t index, worst *w)
     int rc = imp_io_read(seg->file, c.offset, v->buf, c.n_bytes);
     if (rc == IMP_E_NOMEM) return rc;
     if (rc < 0) {
-        bad_chunk(v, seg, index, imp_last_error(), w);
+        bad_chunk(v, seg, u, index, imp_last_error(), w);
     } else if (imp_seg_checksum(seg->layout, index, v->buf, c.n_bytes) != seg->sums[index]) {
-        bad_chunk(v, seg, index, "the checksum is wrong", w);
+        bad_chunk(v, seg, u, index, "the checksum is wrong", w);
     }
     return 0;
 }
@@ -222,12 +235,12 @@ static int check_chunks(verify *v, const imp_seg *seg, const use_of *u, worst *w
         for (uint32_t at = i; at < end; at++) {
             imp_chunk_place c = imp_seg_chunk_at(seg->layout, at, &region, &layer, &chunk);
             const unsigned char *bytes_at = v->buf + (c.offset - first.offset);
-            if (!any_used(u, c)) continue;
+            if (first_used(seg, u, at) == UINT32_MAX) continue;
             if (!whole) {
-                rc = read_one(v, seg, at, w);
+                rc = read_one(v, seg, u, at, w);
                 if (rc < 0) return rc;
             } else if (imp_seg_checksum(seg->layout, at, bytes_at, c.n_bytes) != seg->sums[at]) {
-                bad_chunk(v, seg, at, "the checksum is wrong", w);
+                bad_chunk(v, seg, u, at, "the checksum is wrong", w);
             }
         }
         advance(v, bytes);
