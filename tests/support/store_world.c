@@ -97,50 +97,62 @@ static bool close_to(const uint16_t *got, const uint16_t *want, bool value)
     return true;
 }
 
-/* Rows [from, from + n) of the segment in one layer and region against what the hashes of their tokens ask for. */
+static bool right_row(const imp_seg_meta *m, bool value, const unsigned char *at, const unsigned char *scales,
+                      const uint16_t *want)
+{
+    size_t n = WORLD_HEADS * WORLD_DIM;
+    uint16_t got[WORLD_ROW / 2];
+    if (m->rest == IMP_REST_RAW) return memcmp(at, want, WORLD_ROW) == 0;
+    if (value) {
+        imp_rows_v8_decode(IMP_TYPE_F16, at, n, got);
+    } else {
+        imp_rows_k8_decode(IMP_TYPE_F16, (const int8_t *)at, (const uint16_t *)(const void *)scales, n, got);
+    }
+    return close_to(got, want, value);
+}
+
+/* Tokens [from, from + n) of the segment in one layer and region against what their hashes ask for. */
 static int check_region(const imp_seg *seg, uint32_t layer, bool value, uint32_t from, uint32_t n, const imp_hash128 *h,
                         unsigned char *buf, const unsigned char *scales)
 {
     const imp_seg_meta *m = imp_seg_layout_meta(seg->layout);
-    imp_region region = value ? IMP_REGION_V : IMP_REGION_K;
-    size_t row = imp_seg_row_bytes(seg->layout, region, layer), n_row = WORLD_HEADS * WORLD_DIM;
-    for (uint32_t i = 0; i < n;) {
-        imp_chunk_place c = imp_seg_chunk(seg->layout, region, layer, (from + i) / m->chunk_tokens);
-        int rc = imp_io_read(seg->file, c.offset, buf, c.n_bytes);
-        if (rc < 0) return rc;
-        if (imp_seg_checksum(seg->layout, c.index, buf, c.n_bytes) != seg->sums[c.index]) {
-            return imp_fail(IMP_E_CORRUPT, "test: checksum of chunk %u", c.index);
-        }
-        for (; i < n && from + i < c.first_token + c.n_tokens; i++) {
-            uint16_t want[WORLD_ROW / 2], got[WORLD_ROW / 2];
-            const unsigned char *at = buf + (from + i - c.first_token) * row;
-            make_row(h[i], layer, value, want);
-            bool ok;
-            if (m->rest == IMP_REST_RAW) {
-                ok = memcmp(at, want, WORLD_ROW) == 0;
-            } else if (value) {
-                imp_rows_v8_decode(IMP_TYPE_F16, at, n_row, got);
-                ok = close_to(got, want, true);
-            } else {
-                const uint16_t *s = (const uint16_t *)(const void *)scales + (from + i) / IMP_GROUP_TOKENS * n_row;
-                imp_rows_k8_decode(IMP_TYPE_F16, (const int8_t *)at, s, n_row, got);
-                ok = close_to(got, want, false);
+    const uint32_t *map = imp_seg_map(seg, layer);
+    imp_region rows = value ? IMP_REGION_V : IMP_REGION_K, region = m->paired ? IMP_REGION_KV : rows;
+    size_t row = imp_seg_row_bytes(seg->layout, rows, layer), group = WORLD_HEADS * WORLD_DIM * sizeof(uint16_t);
+    uint32_t n_seen = 0;
+    for (uint32_t i = 0; i < imp_seg_region_chunks(seg->layout, region); i++) {
+        bool loaded = false;
+        imp_chunk_place c = imp_seg_chunk(seg->layout, region, layer, i);
+        for (uint32_t slot = c.first_token; slot < c.first_token + c.n_tokens; slot++) {
+            uint32_t token = map ? map[slot] : slot;
+            uint16_t want[WORLD_ROW / 2];
+            if (token < from || token >= from + n) continue;
+            if (!loaded) {
+                int rc = imp_io_read(seg->file, c.offset, buf, c.n_bytes);
+                if (rc < 0) return rc;
+                if (imp_seg_checksum(seg->layout, c.index, buf, c.n_bytes) != seg->sums[c.index]) {
+                    return imp_fail(IMP_E_CORRUPT, "test: checksum of chunk %u", c.index);
+                }
+                loaded = true;
             }
-            if (!ok) {
+            const unsigned char *at = buf + imp_seg_rows_at(seg->layout, rows, layer, i) + (slot - c.first_token) * row;
+            make_row(h[token - from], layer, value, want);
+            n_seen++;
+            if (!right_row(m, value, at, scales + token / IMP_GROUP_TOKENS * group, want)) {
                 fprintf(stderr, "wrong %s row: segment %016llx, layer %u, token %u\n", value ? "value" : "key",
-                        (unsigned long long)seg->id, layer, from + i);
+                        (unsigned long long)seg->id, layer, token);
                 return IMP_WORLD_WRONG;
             }
         }
     }
-    return 0;
+    return n_seen == n ? 0 : IMP_WORLD_WRONG;
 }
 
 static int check_span(const imp_span *span, const imp_hash128 *h)
 {
     const imp_seg_meta *m = imp_seg_layout_meta(span->seg->layout);
     imp_chunk_place s = imp_seg_chunk(span->seg->layout, IMP_REGION_SCALES, 0, 0);
-    size_t most = 256 * WORLD_ROW * 2;
+    size_t most = 2 * 256 * WORLD_ROW * 2;
     unsigned char *buf = imp_aligned(4096, most), *scales = imp_aligned(4096, s.n_bytes + 4096);
     int rc = buf && scales ? 0 : imp_fail(IMP_E_NOMEM, "test");
     for (uint32_t l = 0; rc == 0 && l < WORLD_LAYERS; l++) {
