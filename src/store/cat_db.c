@@ -28,6 +28,7 @@ struct cat_db {
     const cat_schema *schema;
     sqlite3_stmt **stmts; /* [schema->n_sql], NULL until first used */
     sqlite3_stmt *data_version;
+    uint16_t version;
     int busy_ms;
 };
 
@@ -302,15 +303,18 @@ static int check_version(cat_db *d)
     if (application != d->schema->application_id || (uint32_t)word != version_word(version)) {
         return imp_fail(IMP_E_CORRUPT, "catalogue: not a catalogue");
     }
-    if (version != d->schema->version) {
+    if (version != d->schema->version && version != d->schema->oldest) {
         return imp_fail(IMP_E_VERSION, "catalogue: format %u, this is for %u", version, d->schema->version);
     }
+    d->version = version;
     return 0;
 }
 
+uint16_t cat_db_version(const cat_db *d) { return d->version; }
+
 struct schema_rows {
     const char *const *create;
-    size_t n;
+    size_t n, n_all;
     bool differs;
 };
 
@@ -318,7 +322,7 @@ static int take_schema_row(sqlite3_stmt *row, void *user)
 {
     struct schema_rows *s = user;
     const char *sql = (const char *)sqlite3_column_text(row, 0);
-    if (!s->create[s->n] || !sql || strcmp(sql, s->create[s->n]) != 0) {
+    if (s->n == s->n_all || !sql || strcmp(sql, s->create[s->n]) != 0) {
         s->differs = true;
     } else {
         s->n++;
@@ -330,8 +334,13 @@ static int take_schema_row(sqlite3_stmt *row, void *user)
 static int check_schema(cat_db *d)
 {
     struct schema_rows s = {.create = d->schema->create};
+    if (d->version < d->schema->version) {
+        s.n_all = d->schema->n_oldest;
+    } else {
+        while (s.create[s.n_all]) s.n_all++;
+    }
     int rc = cat_db_query(d, "SELECT sql FROM sqlite_schema ORDER BY rowid", take_schema_row, &s);
-    if (rc == 0 && (s.differs || s.create[s.n])) rc = imp_fail(IMP_E_CORRUPT, "catalogue: its tables are not as made");
+    if (rc == 0 && (s.differs || s.n < s.n_all)) rc = imp_fail(IMP_E_CORRUPT, "catalogue: its tables are not as made");
     return rc;
 }
 
@@ -359,6 +368,18 @@ static int use_wal(cat_db *d)
     return exec(d, pragma);
 }
 
+/* The tables from the `first` on, and the version, inside a transaction. */
+static int make_tables(cat_db *d, size_t first)
+{
+    char pragmas[96];
+    snprintf(pragmas, sizeof pragmas, "PRAGMA application_id=%d; PRAGMA user_version=%d", (int)d->schema->application_id,
+             (int)(int32_t)version_word(d->schema->version));
+    int rc = exec(d, pragmas);
+    for (size_t i = first; rc == 0 && d->schema->create[i]; i++) rc = exec(d, d->schema->create[i]);
+    if (rc == 0) d->version = d->schema->version;
+    return rc;
+}
+
 /* Leaves the transaction open in which the tables were made. */
 static int create_tables(cat_db *d, bool *made)
 {
@@ -369,14 +390,24 @@ static int create_tables(cat_db *d, bool *made)
         cat_db_rollback(d);
         return rc;
     }
-    char pragmas[96];
-    snprintf(pragmas, sizeof pragmas, "PRAGMA application_id=%d; PRAGMA user_version=%d", (int)d->schema->application_id,
-             (int)(int32_t)version_word(d->schema->version));
-    rc = exec(d, pragmas);
-    for (size_t i = 0; rc == 0 && d->schema->create[i]; i++) rc = exec(d, d->schema->create[i]);
+    rc = make_tables(d, 0);
     if (rc < 0) cat_db_rollback(d);
     *made = rc == 0;
     return rc;
+}
+
+/* The tables that the oldest version hasn't got. A process of that version that has it open doesn't miss anything. */
+static int extend(cat_db *d)
+{
+    int rc = cat_db_begin(d);
+    if (rc < 0) return rc;
+    rc = check_version(d); /* again: another process may have been faster */
+    bool needed = rc == 0 && d->version < d->schema->version;
+    if (needed) rc = check_schema(d);
+    if (needed && rc == 0) rc = make_tables(d, d->schema->n_oldest);
+    if (needed && rc == 0) return cat_db_commit(d);
+    cat_db_rollback(d);
+    return rc == 1 ? imp_fail(IMP_E_CORRUPT, "catalogue: it is empty") : rc;
 }
 
 static int open_readonly(cat_db *d, const char *path)
@@ -420,6 +451,7 @@ static int open_writable(cat_db *d, const char *path, bool *made)
     if (rc < 0) return rc;
     rc = use_wal(d);
     if (rc == 0 && empty) rc = create_tables(d, made);
+    if (rc == 0 && d->version < d->schema->version) rc = extend(d);
     return rc;
 }
 

@@ -14,6 +14,8 @@ typedef struct cat_db cat_db;
 typedef struct cat_schema {
     int32_t application_id;
     uint16_t version;
+    uint16_t oldest;           /* version that can still be used: it has the first n_oldest tables only, and gets the */
+    size_t n_oldest;           /* others when it is opened for writing */
     const char *const *create; /* the CREATE TABLE statements as SQLite keeps them, NULL-ended, in the order made */
     const char *const *sql;    /* the statements that cat_db_stmt() prepares */
     size_t n_sql;
@@ -25,6 +27,8 @@ enum { CAT_DB_READONLY = 1 };
  * in which the caller adds what belongs into a new database, and which it ends. */
 int cat_db_open(const char *path, const cat_schema *schema, unsigned flags, cat_db **out, bool *made);
 void cat_db_close(cat_db *d);
+/* The version it has: schema->oldest only if it was opened for reading. */
+uint16_t cat_db_version(const cat_db *d);
 
 /* The i-th statement, ready to bind. Reset it with cat_db_done() after use. */
 int cat_db_stmt(cat_db *d, size_t i, sqlite3_stmt **out);

@@ -28,7 +28,8 @@
 #include "store/cat_db.h"
 
 /* The tables whose rows the meta row counts; the numbers are in the checksums and in the log. */
-enum { SPACE = 0, SEGMENT = 1, NODE = 2, RESERVATION = 3, N_COUNTED = 4, USE = 4, FILE_HASH = 5, LOG = 6, META = 7 };
+enum { SPACE = 0, SEGMENT = 1, NODE = 2, RESERVATION = 3, N_COUNTED = 4, USE = 4, FILE_HASH = 5, LOG = 6, META = 7,
+       HISTORY = 8 };
 
 enum { PUT = 0, REMOVED = 1 };
 
@@ -48,6 +49,7 @@ static const char *const create[] = {
     "CREATE TABLE use(node INTEGER PRIMARY KEY, hits INTEGER, used INTEGER, sum INTEGER)",
     "CREATE TABLE file(device INTEGER, inode INTEGER, size INTEGER, mtime_ns INTEGER, ctime_ns INTEGER, hash BLOB, "
     "sum INTEGER, PRIMARY KEY(device, inode)) WITHOUT ROWID",
+    "CREATE TABLE history(segment INTEGER PRIMARY KEY, bytes BLOB, sum INTEGER)",
     NULL,
 };
 
@@ -60,6 +62,7 @@ enum {
     LOG_SINCE, LOG_PUT, LOG_PRUNE,
     USE_PUT, USE_DEL, USE_ALL,
     FILE_GET, FILE_PUT, FILE_ALL,
+    HISTORY_GET, HISTORY_PUT, HISTORY_DEL, HISTORY_ALL,
     N_SQL,
 };
 
@@ -92,11 +95,17 @@ static const char *const sql[N_SQL] = {
     [FILE_GET] = "SELECT device, inode, size, mtime_ns, ctime_ns, hash, sum FROM file WHERE device = ? AND inode = ?",
     [FILE_PUT] = "INSERT OR REPLACE INTO file VALUES(?, ?, ?, ?, ?, ?, ?)",
     [FILE_ALL] = "SELECT device, inode, size, mtime_ns, ctime_ns, hash, sum FROM file",
+    [HISTORY_GET] = "SELECT segment, bytes, sum FROM history WHERE segment = ?",
+    [HISTORY_PUT] = "INSERT OR REPLACE INTO history SELECT ?1, ?2, ?3 WHERE EXISTS(SELECT 1 FROM segment WHERE id = ?1)",
+    [HISTORY_DEL] = "DELETE FROM history WHERE segment = ?",
+    [HISTORY_ALL] = "SELECT segment, bytes, sum FROM history",
 };
 
 static const cat_schema schema = {
     .application_id = 0x494d5043, /* "IMPC" */
-    .version = 1,
+    .version = 2,
+    .oldest = 1,
+    .n_oldest = 8, /* all but the histories */
     .create = create,
     .sql = sql,
     .n_sql = N_SQL,
@@ -623,6 +632,7 @@ static int remove_segment(imp_cat *c, uint64_t id)
     int had = find_segment(c, id, &old, &sum);
     if (had <= 0) return had < 0 ? had : not_found("segment", id);
     int rc = delete_row(c, SEGMENT_DEL, id);
+    if (rc == 0) rc = delete_row(c, HISTORY_DEL, id);
     if (rc < 0) return rc;
     count_removed(c, SEGMENT, sum);
     c->now.segment_bytes -= old.disk_bytes;
@@ -1160,6 +1170,62 @@ int imp_cat_uses(imp_cat *c, int (*fn)(uint64_t node, uint64_t hits, int64_t use
     return scan_uses(c, fn, user, &n_bad);
 }
 
+static uint64_t history_sum(uint64_t segment, const void *bytes, size_t n_bytes)
+{
+    return imp_hash64(bytes, n_bytes, sum_of(HISTORY, &segment, 1));
+}
+
+/* Does the catalogue have a table for them? A former version's, opened for reading, hasn't. */
+static bool keeps_histories(const imp_cat *c) { return cat_db_version(c->db) >= schema.version; }
+
+int imp_cat_put_history(imp_cat *c, uint64_t segment, const void *bytes, size_t n_bytes)
+{
+    sqlite3_stmt *s = NULL;
+    int rc = must_be_in_change(c);
+    if (rc < 0) return rc;
+    if (n_bytes > IMP_CAT_HISTORY_BYTES_MAX) return imp_fail(IMP_E_ARG, "catalogue: a history of %zu bytes", n_bytes);
+    rc = cat_db_stmt(c->db, HISTORY_PUT, &s);
+    if (rc < 0) return note(c, rc);
+    sqlite3_bind_int64(s, 1, (sqlite3_int64)segment);
+    sqlite3_bind_blob(s, 2, bytes, (int)n_bytes, SQLITE_STATIC);
+    sqlite3_bind_int64(s, 3, (sqlite3_int64)history_sum(segment, bytes, n_bytes));
+    return note(c, cat_db_run(c->db, s));
+}
+
+/* Its bytes, if the row `s` stands on is sound; they live until the statement's next step. */
+static const void *parse_history(sqlite3_stmt *s, size_t *n_bytes)
+{
+    const void *bytes = sqlite3_column_blob(s, 1);
+    *n_bytes = (size_t)sqlite3_column_bytes(s, 1);
+    return bytes && column(s, 2) == history_sum(column(s, 0), bytes, *n_bytes) ? bytes : NULL;
+}
+
+int imp_cat_get_history(imp_cat *c, uint64_t segment, void **bytes, size_t *n_bytes)
+{
+    sqlite3_stmt *s = NULL;
+    *bytes = NULL;
+    *n_bytes = 0;
+    int rc = keeps_histories(c) ? cat_db_stmt(c->db, HISTORY_GET, &s) : IMP_E_NOTFOUND;
+    if (rc == 0) {
+        sqlite3_bind_int64(s, 1, (sqlite3_int64)segment);
+        rc = cat_db_step(c->db, s);
+        const void *found = rc > 0 && column(s, 0) == segment ? parse_history(s, n_bytes) : NULL;
+        if (rc >= 0) rc = found ? 0 : IMP_E_NOTFOUND;
+        if (rc == 0) *bytes = imp_malloc(*n_bytes);
+        if (rc == 0 && !*bytes) rc = no_memory();
+        if (rc == 0) memcpy(*bytes, found, *n_bytes);
+    }
+    cat_db_done(s);
+    if (rc == IMP_E_NOTFOUND) imp_fail(rc, "catalogue: no history of segment %016llx", (unsigned long long)segment);
+    return rc;
+}
+
+int imp_cat_remove_history(imp_cat *c, uint64_t segment)
+{
+    int rc = must_be_in_change(c);
+    return rc < 0 ? rc : note(c, delete_row(c, HISTORY_DEL, segment));
+}
+
 /* A wrong fingerprint would let two models share KV, so a row that isn't sound is no row. */
 static bool parse_file(sqlite3_stmt *s, imp_cat_file *file, imp_hash128 *hash)
 {
@@ -1230,6 +1296,19 @@ static int ignore_reservation(const imp_cat_reservation *r, void *user)
     return 0;
 }
 
+static int scan_histories(imp_cat *c, uint64_t *n_bad)
+{
+    sqlite3_stmt *s = NULL;
+    size_t n_bytes;
+    int rc = keeps_histories(c) ? cat_db_stmt(c->db, HISTORY_ALL, &s) : 0;
+    while (s && rc == 0 && (rc = cat_db_step(c->db, s)) > 0) {
+        if (!parse_history(s, &n_bytes)) ++*n_bad;
+        rc = 0;
+    }
+    cat_db_done(s);
+    return rc;
+}
+
 /* How the rows must fit together: each query lists the ids that don't. */
 static const struct {
     const char *sql, *what;
@@ -1278,7 +1357,7 @@ int imp_cat_check(imp_cat *c, void (*fn)(const char *what, void *user), void *us
 {
     checker k = {.fn = fn, .user = user};
     const imp_cat_reader nothing = {0};
-    uint64_t n_bad_uses = 0, n_bad_files = 0;
+    uint64_t n_bad_uses = 0, n_bad_files = 0, n_bad_histories = 0;
 
     int rc = cat_db_integrity(c->db, fn, user);
     if (rc < 0) return rc;
@@ -1290,6 +1369,7 @@ int imp_cat_check(imp_cat *c, void (*fn)(const char *what, void *user), void *us
     }
     if (rc == 0) rc = finding(&k, scan_uses(c, NULL, NULL, &n_bad_uses));
     if (rc == 0) rc = finding(&k, scan_files(c, &n_bad_files));
+    if (rc == 0) rc = finding(&k, scan_histories(c, &n_bad_histories));
     for (size_t i = 0; rc == 0 && i < sizeof relations / sizeof relations[0]; i++) {
         k.relation = relations[i].what;
         rc = finding(&k, cat_db_query(c->db, relations[i].sql, take_relation, &k));
@@ -1299,6 +1379,7 @@ int imp_cat_check(imp_cat *c, void (*fn)(const char *what, void *user), void *us
     if (rc == 0) {
         count_finding(&k, n_bad_uses, "statistics of uses");
         count_finding(&k, n_bad_files, "fingerprints");
+        count_finding(&k, n_bad_histories, "histories");
     }
     return rc;
 }

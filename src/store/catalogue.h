@@ -2,8 +2,8 @@
  * whatever it holds can be made again from them, so any doubt about it is IMP_E_CORRUPT and leads to a rebuild.
  *
  * Every row has a checksum over its key and its fields. One meta row holds the generation (raised by each change), the
- * number of rows and the sum of all row checksums, so that a row lost by a damaged page is noticed too. Uses and hits are
- * advisory: a table of their own, written in batches, a bad row is dropped.
+ * number of rows and the sum of all row checksums, so that a row lost by a damaged page is noticed too. Uses, hits and
+ * histories are advisory: tables of their own, written in batches, a bad row is dropped.
  *
  * One imp_cat per process and store, under the store's mutex. Several processes: WAL, a busy time-out, and a generation
  * that is checked before each match.
@@ -111,6 +111,14 @@ int imp_cat_totals(imp_cat *c, uint64_t *segment_bytes, uint64_t *reserved_bytes
 /* Advisory statistics, outside the meta row's count. Call it for many nodes inside one change; outside, each is one. */
 int imp_cat_put_use(imp_cat *c, uint64_t node, uint64_t hits, int64_t used_s);
 int imp_cat_uses(imp_cat *c, int (*fn)(uint64_t node, uint64_t hits, int64_t used_s, void *user), void *user);
+
+/* What history.c keeps of a segment: bytes that mean nothing here, advisory like the uses, and removed with the segment.
+ * Put: inside a change, and only if the segment has a row. Get: the caller's (imp_free); IMP_E_NOTFOUND if there is none
+ * or it is damaged. Remove: no failure if there is none. */
+int imp_cat_put_history(imp_cat *c, uint64_t segment, const void *bytes, size_t n_bytes);
+int imp_cat_get_history(imp_cat *c, uint64_t segment, void **bytes, size_t *n_bytes);
+int imp_cat_remove_history(imp_cat *c, uint64_t segment);
+#define IMP_CAT_HISTORY_BYTES_MAX (4u << 20) /* more is IMP_E_ARG */
 
 /* Fingerprints of weight files. */
 typedef struct imp_cat_file {

@@ -59,9 +59,15 @@ static int fill_options(imp_store_opts *o, const imp_store_opts *given)
 
 static int make_sync(imp_store *s)
 {
+    pthread_condattr_t clock;
     int err = pthread_mutex_init(&s->cat_lock, NULL);
     if (err == 0) err = pthread_mutex_init(&s->lock, NULL);
-    if (err == 0) err = pthread_cond_init(&s->work, NULL);
+    if (err == 0) err = pthread_condattr_init(&clock);
+    if (err == 0) {
+        err = pthread_condattr_setclock(&clock, CLOCK_MONOTONIC); /* of imp_now_ns() */
+        if (err == 0) err = pthread_cond_init(&s->work, &clock);
+        (void)pthread_condattr_destroy(&clock);
+    }
     if (err == 0) err = pthread_cond_init(&s->done, NULL);
     return err ? imp_fail_errno(err, "store: no mutex") : 0;
 }
@@ -111,6 +117,8 @@ static void free_store(imp_store *s)
     imp_writer_stop(s);
     if (s->attached) s->attached_free(s->attached);
     imp_segs_close(s);
+    imp_bases_free(s);
+    imp_histories_free(s);
     imp_cat_close(s->cat);
     imp_forest_free(&s->forest);
     imp_io_free(s->io);
@@ -139,6 +147,12 @@ static int new_store(const imp_store_opts *given, imp_store **out)
     rc = make_sync(s);
     if (rc < 0) {
         imp_free(s);
+        return rc;
+    }
+    rc = imp_histories_new(s);
+    if (rc == 0) rc = imp_bases_new(s);
+    if (rc < 0) {
+        free_store(s);
         return rc;
     }
     *out = s;
@@ -195,6 +209,7 @@ void imp_store_close(imp_store *s)
     imp_kept_line kept;
     imp_error_keep(&kept);
     imp_writer_stop(s);
+    imp_histories_write(s);
     last_words(s);
     free_store(s);
     (void)imp_error_back(&kept, 0);

@@ -138,6 +138,28 @@ typedef struct imp_job {
 
 void imp_job_free(imp_job *job);
 size_t imp_job_row_bytes(const imp_job *job, uint32_t layer, imp_region region); /* as the engine keeps it */
+/* The key rows of tokens [first, first + n) of the prompt, which are the job's. */
+imp_key_rows imp_job_keys(const imp_job *job, uint32_t layer, size_t first, size_t n);
+
+/* RoPE of a job whose space has ropes: tables for the last two kinds of layers. All zero is none. */
+enum { IMP_JOB_ROPES = 2 };
+
+typedef struct imp_job_rope_table {
+    const imp_rope *rope;
+    uint32_t head_dim;
+    size_t first, n;
+    imp_rope_table *table;
+} imp_job_rope_table;
+
+typedef struct imp_job_ropes {
+    imp_job_rope_table tables[IMP_JOB_ROPES];
+    unsigned next;
+} imp_job_ropes;
+
+/* `*out`: for positions [first, first + n) in a layer; NULL: its keys aren't turned. Valid until the next call. */
+int imp_job_rope(imp_job_ropes *r, const imp_job *job, uint32_t layer, size_t first, size_t n,
+                 const imp_rope_table **out);
+void imp_job_ropes_free(imp_job_ropes *r);
 
 /* ---- the store */
 

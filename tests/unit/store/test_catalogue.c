@@ -711,11 +711,11 @@ static void test_versions(void **state)
     char *dir = make_dir(), pragma[64];
     imp_cat *c = NULL;
     imp_cat_close(open_in(dir));
-    snprintf(pragma, sizeof pragma, "PRAGMA user_version=%d", (int)(int32_t)(2 | 0xfffd0000u));
+    snprintf(pragma, sizeof pragma, "PRAGMA user_version=%d", (int)(int32_t)(3 | 0xfffc0000u));
     set_pragma(dir, pragma);
     assert_int_equal(imp_cat_open(dir, 0, &c), IMP_E_VERSION);
     assert_int_equal(imp_cat_open(dir, IMP_STORE_READONLY, &c), IMP_E_VERSION);
-    set_pragma(dir, "PRAGMA user_version=2"); /* without its complement it's damage */
+    set_pragma(dir, "PRAGMA user_version=3"); /* without its complement it's damage */
     assert_int_equal(imp_cat_open(dir, 0, &c), IMP_E_CORRUPT);
     imp_test_remove_dir(dir);
 }
