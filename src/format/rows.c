@@ -223,8 +223,7 @@ INLINE uint16_t f16_below(float f)
 {
     uint16_t h = f32_to_f16(f);
     if (f16_to_f32(h) <= f) return h;
-    /* Away from 0 if it is below; 0 is below anything positive; and next below 0 is the smallest negative one. */
-    return (uint16_t)(h & 0x8000 ? h + 1 : h > 0 ? h - 1 : 0x8001);
+    return (uint16_t)(h & 0x8000 ? h + 1 : h - 1); /* the sign of `f` is kept, -0 too: never past a zero */
 }
 
 /* The minimum and the scale for values from `least` to `most`, both at most F16_MAX: codes 0 to LAST4 reach from one to
@@ -451,23 +450,28 @@ static void v4_encode(imp_type type, const void *row, size_t n, void *out)
     }
 }
 
+INLINE void v4_block(const unsigned char *p, size_t n_codes, float *restrict out)
+{
+    float scale = f16_to_f32((uint16_t)(p[0] | p[1] << 8)), least = f16_to_f32((uint16_t)(p[2] | p[3] << 8));
+    uint8_t c[BLOCK], packed[BLOCK / 2];
+    if (n_codes < BLOCK) memset(packed, 0, sizeof packed);
+    memcpy(packed, p + 4, packed4_bytes(n_codes));
+    unpack4(packed, BLOCK, c);
+    for (size_t i = 0; i < BLOCK; i++) out[i] = (float)c[i] * scale + least;
+}
+
 static void v4_decode(imp_type type, const void *in, size_t n, void *row)
 {
     const unsigned char *p = in;
     for (size_t first = 0; first < n; first += STRIPE) {
-        size_t m = n - first < STRIPE ? n - first : STRIPE;
-        float x[STRIPE] = {0};
-        for (size_t block = 0; block < m; block += BLOCK) {
-            size_t n_codes = m - block < BLOCK ? m - block : BLOCK;
-            float *b = x + block, scale = f16_to_f32((uint16_t)(p[0] | p[1] << 8));
-            float least = f16_to_f32((uint16_t)(p[2] | p[3] << 8));
-            uint8_t c[BLOCK], packed[BLOCK / 2];
-            if (n_codes < BLOCK) memset(packed, 0, sizeof packed);
-            memcpy(packed, p + 4, packed4_bytes(n_codes));
-            unpack4(packed, BLOCK, c);
-            for (size_t i = 0; i < BLOCK; i++) b[i] = (float)c[i] * scale + least;
-            p += 4 + packed4_bytes(n_codes);
+        size_t m = n - first < STRIPE ? n - first : STRIPE, block = 0;
+        float x[STRIPE];
+        for (; block + BLOCK <= m; block += BLOCK, p += 4 + BLOCK / 2) v4_block(p, BLOCK, x + block);
+        if (block < m) {
+            v4_block(p, m - block, x + block);
+            block += BLOCK;
         }
+        if (block < STRIPE) memset(x + block, 0, (STRIPE - block) * sizeof *x);
         store(type, x, first, m, row);
     }
 }

@@ -15,6 +15,28 @@ static void must(bool promise)
     if (!promise) abort();
 }
 
+/* Any bytes as a map: refused, or each token once. */
+static void read_map(const imp_seg_layout *l, const uint8_t *bytes, size_t n_bytes)
+{
+    uint32_t n = imp_seg_layout_meta(l)->n_tokens;
+    if (imp_seg_map_bytes(l) > n_bytes) return;
+    uint32_t *map = malloc(n * sizeof *map);
+    unsigned char *seen = malloc(n), *again = malloc(imp_seg_map_bytes(l) + 1);
+    must(map && seen && again);
+    for (size_t tail = 0; tail < 2; tail++) { /* the header's start, which is no map; and its end, which may be zeros */
+        const uint8_t *at = tail ? bytes + n_bytes - imp_seg_map_bytes(l) : bytes;
+        if (imp_seg_map_decode(l, at, map, seen) != 0) continue;
+        uint64_t sum = 0;
+        for (uint32_t i = 0; i < n; i++) sum += map[i];
+        must(sum == (uint64_t)n * (n - 1) / 2);
+        imp_seg_map_encode(l, map, again);
+        must(memcmp(again, at, imp_seg_map_bytes(l)) == 0);
+    }
+    free(again);
+    free(seen);
+    free(map);
+}
+
 static void read_header(const uint8_t *bytes, size_t n_bytes)
 {
     imp_seg_layout *l = NULL;
@@ -38,6 +60,19 @@ static void read_header(const uint8_t *bytes, size_t n_bytes)
         at += p.n_bytes;
     }
     must(at == imp_seg_file_bytes(l));
+    /* Maps, then layer after layer, and every row and slot within its chunk. */
+    const imp_seg_meta *m = imp_seg_layout_meta(l);
+    uint64_t n_maps, n_layer;
+    at = imp_seg_maps_at(l, &n_maps) + n_maps;
+    for (uint32_t i = 0; i < m->n_layers; i++, at += n_layer) {
+        must(imp_seg_layer_at(l, i, &n_layer) == at && n_layer > 0);
+        imp_region values = m->paired ? IMP_REGION_KV : IMP_REGION_V;
+        imp_chunk_place p = imp_seg_chunk(l, values, i, imp_seg_region_chunks(l, values) - 1);
+        must(imp_seg_rows_at(l, IMP_REGION_V, i, imp_seg_region_chunks(l, values) - 1) +
+                 p.n_tokens * imp_seg_row_bytes(l, IMP_REGION_V, i) == p.data_bytes);
+    }
+    must(at == imp_seg_file_bytes(l));
+    read_map(l, bytes, n_bytes);
     uint8_t *again = malloc((size_t)imp_seg_header_bytes(l));
     must(again != NULL);
     imp_seg_header_encode(l, sums, again);
@@ -101,6 +136,34 @@ size_t imp_fuzz_seed(size_t i, uint8_t *out, size_t room)
         memcpy(m.how, "partial", 7);
         m.type_k = m.type_v = IMP_TYPE_F32;
         m.n_layers = 1;
+        break;
+    case 4: /* everything at once */
+        m.rest = IMP_REST_Q4;
+        m.chunk_tokens = 16;
+        m.order = IMP_ORDER_CORE;
+        m.core_tokens = 16;
+        m.paired = true;
+        m.probe_heads = 2;
+        m.sketch_bits = 64;
+        m.basis = 0x99aabbccddeeff00u;
+        break;
+    case 5:
+        m.rest = IMP_REST_K8V4;
+        m.order = IMP_ORDER_IMPORTANCE;
+        break;
+    case 6:
+        m.paired = true;
+        break;
+    case 7:
+        m.probe_heads = 1;
+        m.n_layers = 1;
+        break;
+    case 8:
+        m.sketch_bits = 128;
+        m.basis = 1;
+        m.n_tokens = 1;
+        m.order = IMP_ORDER_CORE;
+        m.core_tokens = 1;
         break;
     default: return 0;
     }
