@@ -4,7 +4,8 @@
 # Taken, in this order: $IMPRESS_LLAMA_PREFIX; an installed llama.cpp that cmake finds ($CMAKE_PREFIX_PATH, /usr/local,
 # /usr); a copy that this script built earlier; else the pinned source out of the Python source package
 # llama-cpp-python, its checksum verified, built once into ${XDG_CACHE_HOME:-~/.cache}/impress. The copy is built for
-# this CPU, so the instruction set is part of the folder's name: a cache carried to another CPU is not used there.
+# this CPU, so the instruction set is part of the folder's name: a cache carried to another CPU is not used there. It also
+# has llama.cpp's chat templates (Jinja, tools), which the server uses if they are there: see cmake/llama-common.
 #
 # usage: get-llama.sh [--find]     --find: print nothing and fail rather than build
 set -euo pipefail
@@ -13,6 +14,8 @@ package=llama-cpp-python
 version=0.3.36
 sha256=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
 
+common=$(cd "$(dirname "${BASH_SOURCE[0]}")/../cmake/llama-common" && pwd) # builds the chat templates
+
 say() { echo "$*" >&2; }
 die() { say "get-llama.sh: $*"; exit 1; }
 
@@ -20,7 +23,7 @@ find_only=0
 case ${1:-} in
     '') ;;
     --find) find_only=1 ;;
-    *) sed -n 2,10p "$0"; exit 2 ;;
+    *) sed -n 2,11p "$0"; exit 2 ;;
 esac
 
 # An llama.cpp from before flash attention became a three-way choice lacks what the adapter calls.
@@ -57,7 +60,8 @@ options=(-DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DCMAKE_INSTALL_LIBDI
 
 # The predefined macros of -march=native are the instruction set as the compiler sees it.
 isa() { "${CC:-cc}" -march=native -dM -E -x c /dev/null 2>/dev/null || "${CC:-cc}" -mcpu=native -dM -E -x c /dev/null; }
-key=$( (echo "${options[@]}"; uname -m; isa | grep -E '^#define __[A-Za-z0-9_]+ 1$' | sort) | sha256sum | cut -c1-8)
+key=$( (echo "${options[@]}"; grep -v '^ *#' "$common/CMakeLists.txt"; uname -m
+    isa | grep -E '^#define __[A-Za-z0-9_]+ 1$' | sort) | sha256sum | cut -c1-8)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/impress
 dest=$cache/llama-$version-$key
 marker=impress-llama.txt # written last: a folder without it is not finished
@@ -123,15 +127,25 @@ generator=()
 env -u CMAKE_GENERATOR cmake -S "$source" -B "$tmp/build" "${generator[@]}" -DCMAKE_INSTALL_PREFIX="$dest" "${options[@]}" \
     >"$tmp/cmake.log" 2>&1 || { tail -n 20 "$tmp/cmake.log" >&2; die "cmake failed"; }
 export NINJA_STATUS='   [%f/%t] '
-build() { cmake --build "$tmp/build" -j "$(nproc)" 2>&1 | tee "$tmp/build.log"; }
-if [ -t 2 ]; then
-    build >&2 || die "building llama.cpp failed, see above"
-else # a log gets a line now and then
-    build | awk '/^ *\[/ { if (++n % 25 == 1) { print; fflush() } }' >&2 ||
-        { tail -n 30 "$tmp/build.log" >&2; die "building llama.cpp failed"; }
-fi
-cmake --install "$tmp/build" --prefix "$tmp/install" >"$tmp/cmake.log" 2>&1 ||
-    { tail -n 20 "$tmp/cmake.log" >&2; die "installing llama.cpp into the cache failed"; }
+build() { cmake --build "$1" -j "$(nproc)" 2>&1 | tee "$tmp/build.log"; }
+make_and_install() { # name, folder of the build
+    if [ -t 2 ]; then
+        build "$2" >&2 || die "building $1 failed, see above"
+    else # a log gets a line now and then
+        build "$2" | awk '/^ *\[/ { if (++n % 25 == 1) { print; fflush() } }' >&2 ||
+            { tail -n 30 "$tmp/build.log" >&2; die "building $1 failed"; }
+    fi
+    cmake --install "$2" --prefix "$tmp/install" >"$tmp/cmake.log" 2>&1 ||
+        { tail -n 20 "$tmp/cmake.log" >&2; die "installing $1 into the cache failed"; }
+}
+make_and_install llama.cpp "$tmp/build"
+
+say "== llama.cpp: building its chat templates"
+env -u CMAKE_GENERATOR cmake -S "$common" -B "$tmp/build-common" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release \
+    "-DCMAKE_CXX_FLAGS=$flags" -DLLAMA_SOURCE="$source" -DLLAMA_PREFIX="$tmp/install" >"$tmp/cmake.log" 2>&1 ||
+    { tail -n 20 "$tmp/cmake.log" >&2; die "cmake failed for the chat templates"; }
+make_and_install "llama.cpp's chat templates" "$tmp/build-common"
+
 echo "$package $version, built for: $(uname -m), instruction set $key" >"$tmp/install/$marker"
 rm -rf "$dest"
 mv "$tmp/install" "$dest"
