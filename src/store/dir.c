@@ -277,9 +277,8 @@ static int sum_bytes(const char *name, uint64_t disk_bytes, void *user)
 uint64_t imp_dir_other_bytes(const imp_store *s)
 {
     uint64_t n = blocks(s->dir_fd, ".") + blocks(s->dir_fd, "lock") + blocks(s->dir_fd, "segments") +
-                 blocks(s->dir_fd, "bases") + blocks(s->dir_fd, "live");
+                 imp_bases_bytes(s) + blocks(s->dir_fd, "live");
     for (int i = 0; i < N_CATALOGUE_FILES; i++) n += blocks(s->dir_fd, catalogue_files[i]);
-    (void)imp_io_list(s->io, "bases", sum_bytes, &n);
     (void)imp_io_list(s->io, "live", sum_bytes, &n);
     return n;
 }

@@ -242,6 +242,7 @@ int imp_store_gc(imp_store *s, imp_gc_report *report)
     uint64_t before = imp_dir_bytes(s);
     rc = imp_recover(s, false, &left);
     if (rc == 0) rc = trim(s, &r.evicted_nodes);
+    if (rc == 0) rc = imp_reorder_evicted(s);
     if (rc < 0) return rc;
     pthread_mutex_lock(&s->cat_lock);
     rc = s->cat ? imp_cat_compact(s->cat) : 0;

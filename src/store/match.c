@@ -114,26 +114,8 @@ static int open_span(imp_store *s, imp_span *span, imp_hash128 space, const int3
 {
     bool fresh = false;
     if (!span->seg) { /* a span before may have opened it */
-        pthread_mutex_lock(&s->lock);
-        span->seg = imp_segs_get(s, span->segment);
-        pthread_mutex_unlock(&s->lock);
-    }
-    if (!span->seg) {
-        imp_seg seg;
-        int rc = imp_seg_file_open(s, span->segment, &seg, header_bytes);
+        int rc = imp_segs_open(s, span->segment, &span->seg, &fresh, header_bytes);
         if (rc < 0) return rc;
-        pthread_mutex_lock(&s->lock);
-        imp_segrow *row = imp_forest_seg(&s->forest, span->segment);
-        imp_segrow_note(row, seg.layout);
-        span->seg = imp_segs_adopt(s, &seg);
-        /* Removed meanwhile: this load still may use it, the next one won't find it. */
-        if (span->seg && !row) imp_segs_drop(s, span->segment);
-        pthread_mutex_unlock(&s->lock);
-        if (!span->seg) {
-            imp_seg_file_close(&seg);
-            return imp_fail(IMP_E_NOMEM, "no memory for an open segment");
-        }
-        fresh = true;
     }
     return check_span(span, space, tokens, fresh);
 }
@@ -217,5 +199,5 @@ void imp_store_drop_bad(imp_store *s, const imp_seg *seg, imp_region region, uin
     pthread_mutex_lock(&s->lock);
     s->count.corrupt_chunks++;
     pthread_mutex_unlock(&s->lock);
-    imp_drop(s, seg->id, imp_seg_chunk(seg->layout, region, layer, chunk).first_token, what);
+    imp_drop(s, seg->id, imp_seg_chunk_token(seg, region, layer, chunk, 0), what);
 }

@@ -25,6 +25,7 @@ enum { DU_UNIT = 4096 };
 typedef struct item {
     uint64_t segment;
     imp_seg_layout *layout;
+    bool known; /* the catalogue that is replaced has it */
     bool placed;
     size_t parent; /* item whose tokens come before: the first `parent_n` of them; SIZE_MAX: none */
     uint32_t parent_n;
@@ -80,7 +81,10 @@ static int on_segment(const char *name, uint64_t disk_bytes, void *user)
     if (rc == 0) {
         rc = room((void **)&r->items, r->n, &r->cap, sizeof *r->items);
         if (rc == 0) {
-            r->items[r->n++] = (item){.segment = id, .layout = seg.layout, .parent = SIZE_MAX};
+            r->items[r->n++] = (item){.segment = id,
+                                          .layout = seg.layout,
+                                          .known = imp_forest_seg(&r->s->forest, id) != NULL,
+                                          .parent = SIZE_MAX};
             seg.layout = NULL;
         }
         imp_seg_file_close(&seg);
@@ -105,6 +109,9 @@ static int by_position(const void *a, const void *b)
     const imp_seg_meta *x = meta(a), *y = meta(b);
     if (x->first_token != y->first_token) return x->first_token < y->first_token ? -1 : 1;
     if (x->derived != y->derived) return x->derived ? 1 : -1;
+    /* Of a segment and its reordered copy, which a kill left side by side, the one that pins are known of. */
+    bool x_known = ((const item *)a)->known, y_known = ((const item *)b)->known;
+    if (x_known != y_known) return x_known ? -1 : 1;
     if (x->created_s != y->created_s) return x->created_s < y->created_s ? -1 : 1;
     return x->segment < y->segment ? -1 : 1;
 }

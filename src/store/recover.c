@@ -114,6 +114,14 @@ static int unreserve_dead(imp_store *s, const reservations *all)
     return imp_change_end(s, rc);
 }
 
+/* Inside a change, so that no process is just writing one. What can't be done now waits for the next time. */
+static void sweep_bases(imp_store *s, imp_leftovers *out)
+{
+    if (imp_change_begin(s) < 0) return;
+    imp_bases_sweep(s, &out->n_files, &out->n_bytes);
+    (void)imp_change_end(s, 0);
+}
+
 int imp_recover(imp_store *s, bool keep_orphans, imp_leftovers *out)
 {
     listing l = {0};
@@ -131,6 +139,7 @@ int imp_recover(imp_store *s, bool keep_orphans, imp_leftovers *out)
         out->n_bytes += l.files[i].n_bytes;
     }
     if (rc == 0) rc = unreserve_dead(s, &all);
+    if (rc == 0) sweep_bases(s, out);
     if (rc == 0) out->n_files += imp_dir_live_sweep(s);
     imp_free(all.r);
     imp_free(l.files);

@@ -1,5 +1,5 @@
-/* segs.c: open segments. Each open file is checked once, when it is opened; those that no load uses stay open for a
- * while, the longest unused one goes first. */
+/* segs.c: open segments. Header and maps of each are read and checked once, when it is opened; those that no load uses
+ * stay open for a while, the longest unused one goes first. */
 #include <stdbool.h>
 #include <string.h>
 
@@ -54,6 +54,32 @@ static uint32_t guess_alignment(const imp_io *io, const imp_io_file *file)
     return imp_io_file_bytes(file) % alignment == 0 ? alignment : IMP_SEG_FIXED_BYTES;
 }
 
+/* The maps lie one behind the other, a chunk for each layer. */
+static int read_maps(imp_io *io, const char *name, imp_seg *seg, uint64_t *n_read)
+{
+    const imp_seg_layout *l = seg->layout;
+    const imp_seg_meta *m = imp_seg_layout_meta(l);
+    uint64_t n_bytes, first = imp_seg_maps_at(l, &n_bytes);
+    if (n_bytes == 0) return 0;
+    unsigned char *buf = imp_aligned(imp_io_alignment(io), n_bytes), *seen = imp_malloc(m->n_tokens);
+    seg->maps = imp_malloc((size_t)m->n_layers * m->n_tokens * sizeof *seg->maps);
+    int rc = buf && seen && seg->maps ? imp_io_read(seg->file, first, buf, n_bytes)
+                                      : imp_fail(IMP_E_NOMEM, "no memory for the maps of %s", name);
+    if (rc == 0) *n_read += n_bytes;
+    for (uint32_t i = 0; rc == 0 && i < m->n_layers; i++) {
+        imp_chunk_place c = imp_seg_chunk(l, IMP_REGION_MAP, i, 0);
+        const unsigned char *bytes = buf + (c.offset - first);
+        if (imp_seg_checksum(l, c.index, bytes, c.n_bytes) != seg->sums[c.index]) {
+            rc = imp_fail(IMP_E_CORRUPT, "%s: map of layer %u: the checksum is wrong", name, i);
+        } else {
+            rc = imp_seg_map_decode(l, bytes, seg->maps + (size_t)i * m->n_tokens, seen);
+        }
+    }
+    imp_free(seen);
+    imp_free(buf);
+    return rc;
+}
+
 int imp_seg_file_open(imp_store *s, uint64_t id, imp_seg *out, uint64_t *n_read)
 {
     char name[32];
@@ -82,6 +108,7 @@ int imp_seg_file_open(imp_store *s, uint64_t id, imp_seg *out, uint64_t *n_read)
         out->file = NULL;
         rc = imp_io_open(s->io, name, m->alignment, &out->file);
     }
+    if (rc == 0) rc = read_maps(s->io, name, out, n_read);
 out:
     if (rc < 0) imp_seg_file_close(out);
     return rc;
@@ -92,7 +119,24 @@ void imp_seg_file_close(imp_seg *seg)
     imp_io_close(seg->file);
     imp_seg_layout_free(seg->layout);
     imp_free(seg->sums);
+    imp_free(seg->maps);
     *seg = (imp_seg){0};
+}
+
+uint32_t imp_seg_chunk_token(const imp_seg *seg, imp_region region, uint32_t layer, uint32_t chunk, uint32_t from)
+{
+    imp_chunk_place c = imp_seg_chunk(seg->layout, region, layer, chunk);
+    const uint32_t *map = imp_seg_map(seg, layer);
+    uint32_t least = UINT32_MAX;
+    if (!map || (region != IMP_REGION_K && region != IMP_REGION_V && region != IMP_REGION_KV)) {
+        if (from < c.first_token) from = c.first_token;
+        return from < c.first_token + c.n_tokens ? from : UINT32_MAX;
+    }
+    for (uint32_t i = 0; i < c.n_tokens; i++) {
+        uint32_t token = map[c.first_token + i];
+        if (token >= from && token < least) least = token;
+    }
+    return least;
 }
 
 static uint64_t kv_bytes(const imp_seg_layout *l)
@@ -179,6 +223,33 @@ imp_seg *imp_segs_adopt(imp_store *s, imp_seg *seg)
     *seg = (imp_seg){0};
     *find(&s->open, o->seg.id) = o;
     return &o->seg;
+}
+
+int imp_segs_open(imp_store *s, uint64_t id, imp_seg **out, bool *fresh, uint64_t *n_read)
+{
+    imp_seg seg;
+    *fresh = false;
+    pthread_mutex_lock(&s->lock);
+    *out = imp_segs_get(s, id);
+    pthread_mutex_unlock(&s->lock);
+    if (*out) return 0;
+    int rc = imp_seg_file_open(s, id, &seg, n_read);
+    if (rc < 0) return rc;
+    const imp_seg_meta *m = imp_seg_layout_meta(seg.layout);
+    if (m->sketch_bits > 0) seg.bases = imp_bases_get(s, m->space, m->basis, n_read);
+    pthread_mutex_lock(&s->lock);
+    imp_segrow *row = imp_forest_seg(&s->forest, id);
+    imp_segrow_note(row, seg.layout);
+    *out = imp_segs_adopt(s, &seg);
+    /* Removed meanwhile: this caller still may use it, the next one won't find it. */
+    if (*out && !row) imp_segs_drop(s, id);
+    pthread_mutex_unlock(&s->lock);
+    if (!*out) {
+        imp_seg_file_close(&seg);
+        return imp_fail(IMP_E_NOMEM, "no memory for an open segment");
+    }
+    *fresh = true;
+    return 0;
 }
 
 void imp_segs_put(imp_store *s, imp_seg *seg)

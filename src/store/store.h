@@ -64,8 +64,9 @@ int imp_store_match(imp_store *s, imp_hash128 space, const int32_t *tokens, size
                     imp_path *out, uint64_t *header_bytes);
 void imp_store_unpin(imp_store *s, imp_path *path);
 
-/* A chunk of `seg` was bad: drop every node that uses the segment from the token on at which the chunk starts, and what
- * lies below; count and log. `what` is the line for the log. */
+/* A chunk of `seg` was bad: drop every node that uses the segment from the smallest token on that the chunk is about (the
+ * first of all, for scales, sketches, probe keys and maps), and what lies below; count and log. `what` is the line for
+ * the log. */
 void imp_store_drop_bad(imp_store *s, const imp_seg *seg, imp_region region, uint32_t layer, uint32_t chunk,
                         const char *what);
 /* A chunk of `seg` can't be read, tried twice: for some minutes, or until a verify, this process's matches end before the

@@ -355,6 +355,7 @@ int64_t imp_store_verify(imp_store *s, int repair, void (*fn)(const imp_finding 
     pthread_mutex_unlock(&s->lock);
     int rc = check_catalogue(&v);
     if (rc == 0) rc = check_segments(&v);
+    if (rc == 0) rc = imp_bases_verify(s, v.repair, fn, user, &v.n_found);
     if (rc == 0) rc = imp_strays(s, v.repair, fn, user, &v.n_found);
     imp_free(v.buf);
     rc = imp_error_back(&kept, rc);
