@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
@@ -20,6 +21,8 @@
 #include "store/store_internal.h"
 
 enum { NICE = 10, DU_UNIT = 4096, LIMIT_SHARE = 8, LOG_SHARE = 16 };
+
+#define IDLE_MAX_NS 60000000000u
 
 /* ---- packing */
 
@@ -351,6 +354,28 @@ static void finish(imp_store *s, const imp_job *job, int rc, size_t stored, bool
 
 /* ---- the thread */
 
+/* With `lock` held: nothing is to be written. Reorder what is due, or wait. */
+static void be_idle(imp_store *s)
+{
+    uint64_t wait_ns;
+    if (imp_reorder_due(s, &wait_ns)) {
+        pthread_mutex_unlock(&s->lock);
+        imp_reorder_step(s);
+        pthread_mutex_lock(&s->lock);
+    } else if (wait_ns == UINT64_MAX) {
+        pthread_cond_wait(&s->work, &s->lock);
+    } else {
+        struct timespec until;
+        if (wait_ns > IDLE_MAX_NS) wait_ns = IDLE_MAX_NS; /* the clock may be set back */
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += (time_t)(wait_ns / 1000000000u);
+        until.tv_nsec += (long)(wait_ns % 1000000000u);
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        (void)pthread_cond_timedwait(&s->work, &s->lock, &until);
+    }
+}
+
 static void *run(void *user)
 {
     imp_store *s = user;
@@ -358,7 +383,7 @@ static void *run(void *user)
     (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), NICE);
     pthread_mutex_lock(&s->lock);
     for (;;) {
-        while (!s->first_job && !s->stop) pthread_cond_wait(&s->work, &s->lock);
+        while (!s->first_job && !s->stop) be_idle(s);
         imp_job *job = s->first_job;
         if (!job) break;
         pthread_mutex_unlock(&s->lock);
