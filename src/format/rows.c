@@ -1,13 +1,14 @@
-/* rows.c: rows of 8 and 4 bits. Everything here is branch-free over stripes of elements, so that compilers turn the loops into
- * SIMD. Only the step between f16 and f32 exists a second time, with x86's own instructions, chosen when the program runs.
+/* rows.c: rows of 8 and 4 bits. Everything here is branch-free over stripes of elements, so that compilers turn the
+ * loops into SIMD. Only the step between f16 and f32 exists a second time, with x86's own instructions, chosen when the
+ * program runs.
  *
  * Scales are rounded up to f16: then the largest value of a channel or block never exceeds 127 of them, and the error is
- * at most half a scale. Rounded to nearest, a scale among f16's subnormals could be a third too small. So, of 4 bits, are
- * minima rounded down and then scales up.
+ * at most half a scale. Rounded to nearest, a scale among f16's subnormals could be a third too small. With 4 bits minima
+ * are rounded down for the same reason, and then scales up.
  *
  * 4 bits have a minimum because it pays: the root mean square error over 32 Gaussian values is 0.078 of their deviation,
- * where signed codes with a scale alone give 0.086, and with a mean that isn't 0 (two deviations) it stays 0.078 and that
- * becomes 0.146. Over a channel's 64 keys, 0.090 against 0.095 and 0.156.
+ * where signed codes with a scale alone give 0.086; with a mean of two deviations it stays so, where that becomes 0.146.
+ * Over a channel's 64 keys: 0.090 in both cases, against 0.095 and 0.156.
  */
 #include "format/rows.h"
 

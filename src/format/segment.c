@@ -131,8 +131,8 @@ static int check_extras(const imp_seg_meta *m)
     if (m->order == IMP_ORDER_CORE) {
         if (m->core_tokens < 1 || m->core_tokens > m->n_tokens ||
             (m->core_tokens != m->n_tokens && m->core_tokens % m->chunk_tokens != 0)) {
-            return imp_fail(IMP_E_ARG, "segment: a core of %u of %u tokens in chunks of %u", m->core_tokens, m->n_tokens,
-                            m->chunk_tokens);
+            return imp_fail(IMP_E_ARG, "segment: a core of %u of %u tokens in chunks of %u", m->core_tokens,
+                            m->n_tokens, m->chunk_tokens);
         }
     } else if (m->core_tokens != 0) {
         return imp_fail(IMP_E_ARG, "segment: a core of %u tokens in token order %d", m->core_tokens, (int)m->order);

@@ -64,8 +64,8 @@ typedef struct imp_seg_meta {
     const imp_layer_shape *layers; /* [n_layers] */
     const int32_t *tokens;     /* [n_tokens] */
     bool paired;               /* KV chunks instead of K and V chunks */
-    uint32_t core_tokens;      /* with IMP_ORDER_CORE: slots [0, core_tokens) are the core, in every layer: whole chunks, or
-                                  all tokens; 0 in other orders */
+    uint32_t core_tokens;      /* with IMP_ORDER_CORE: slots [0, core_tokens) are the core, in every layer: whole chunks,
+                                  or all tokens; 0 in other orders */
     uint32_t probe_heads;      /* KV heads [0, min(probe_heads, n_kv_heads)) have probe keys; at most 1,024; 0: no such
                                   region */
     uint32_t sketch_bits;      /* of a token and KV head: a multiple of 8, at most 4,096; 0: no such region. A row is
@@ -104,8 +104,8 @@ uint64_t imp_seg_maps_at(const imp_seg_layout *l, uint64_t *n_bytes);
 /* Where the layer's chunks lie, without its map: up to the next layer's, or the end of the file. */
 uint64_t imp_seg_layer_at(const imp_seg_layout *l, uint32_t layer, uint64_t *n_bytes);
 
-/* A layer's map as the MAP region has it: u16 a slot where n_tokens <= 65,536, else u32, little-endian. 0 bytes in token
- * order; then decode gives slot s the token s. `tokens`: [n_tokens].
+/* A layer's map as the MAP region has it: u16 a slot where n_tokens <= 65,536, else u32, little-endian. 0 bytes in
+ * token order; then decode gives slot s the token s. `tokens`: [n_tokens].
  * Decode: IMP_E_CORRUPT unless it holds each token once. `seen`: scratch, [n_tokens] bytes. */
 size_t imp_seg_map_bytes(const imp_seg_layout *l);
 void imp_seg_map_encode(const imp_seg_layout *l, const uint32_t *tokens, void *out);

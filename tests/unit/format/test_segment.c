@@ -240,7 +240,7 @@ static void check_region(const imp_seg_layout *l, imp_region region, uint32_t la
         token += p.n_tokens;
         *at += p.n_bytes;
 
-        if (region == IMP_REGION_K || region == IMP_REGION_KV) { /* keys begin a chunk, values too unless they are paired */
+        if (region == IMP_REGION_K || region == IMP_REGION_KV) { /* what values begin behind, if anything */
             uint64_t values = m->paired ? n_slots * naive_row_bytes(m, IMP_REGION_K, layer) : 0;
             assert_int_equal(imp_seg_rows_at(l, IMP_REGION_K, layer, chunk), 0);
             assert_int_equal(imp_seg_rows_at(l, IMP_REGION_V, layer, chunk), values);

@@ -65,7 +65,8 @@ static void slots_by_score(void **state)
     (void)state;
     imp_rng rng = test_rng("slots_by_score");
     for (int round = 0; round < 1000; round++) {
-        uint32_t n = 1 + (uint32_t)imp_rng_below(&rng, round % 10 ? 40 : 299), n_core = (uint32_t)imp_rng_below(&rng, n + 1);
+        uint32_t n = 1 + (uint32_t)imp_rng_below(&rng, round % 10 ? 40 : 299);
+        uint32_t n_core = (uint32_t)imp_rng_below(&rng, n + 1);
         uint32_t n_levels = 1 + (uint32_t)imp_rng_below(&rng, 20); /* many equals */
         float *scores = test_alloc(n * sizeof *scores), *scratch = test_alloc(n * sizeof *scratch);
         uint32_t *slots = test_alloc(n * sizeof *slots), want[300];
