@@ -1,4 +1,5 @@
 /* commit.c: rows on their way in, copied out of the engine's memory before their cells can be reused. */
+#include <math.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -17,6 +18,11 @@ struct imp_commit {
 void imp_job_free(imp_job *job)
 {
     if (!job) return;
+    for (uint32_t i = 0; job->queries && i < job->n_layers; i++) imp_free(job->queries[i].rows);
+    imp_free(job->queries);
+    imp_free(job->scores);
+    imp_free(job->scored);
+    imp_turns_drop(job->turns);
     imp_free(job->layers);
     imp_free(job->tokens);
     imp_free(job->rows);
@@ -34,7 +40,7 @@ static void give_back(imp_store *s, size_t n_bytes)
 void imp_commit_cancel(imp_commit *c)
 {
     if (!c) return;
-    if (c->job) give_back(c->store, c->job->n_bytes);
+    if (c->job) give_back(c->store, c->job->n_bytes + c->job->query_bytes);
     imp_job_free(c->job);
     imp_free(c->have);
     imp_free(c);
@@ -67,8 +73,10 @@ static int admit(imp_space *sp, const int32_t *tokens, size_t n_tokens, size_t f
     }
     size_t from = known > first_new ? known : first_new, n_new = n_tokens - from;
     if (n_new < s->opts.min_store_tokens) goto out;
-    /* On disk it is as large as here, or at best a fourth. */
-    uint64_t most = s->opts.limit_bytes * (s->opts.rest == IMP_REST_Q8 ? 4 : 1);
+    /* On disk it is as large as here, or at best so many times smaller (of f32). */
+    static const uint64_t smaller[] = {[IMP_REST_RAW] = 1, [IMP_REST_Q8] = 4, [IMP_REST_K8V4] = 6, [IMP_REST_Q4] = 8};
+    uint64_t times = smaller[s->opts.rest];
+    uint64_t most = s->opts.limit_bytes > UINT64_MAX / times ? UINT64_MAX : s->opts.limit_bytes * times;
     if (n_new > SIZE_MAX / sp->token_bytes || n_new * sp->token_bytes > most) {
         rc = imp_fail(IMP_E_FULL, "%s: %zu tokens are more than the store's limit of %llu bytes", s->dir, n_new,
                       (unsigned long long)s->opts.limit_bytes);
@@ -99,6 +107,7 @@ static int fill_job(imp_job *job, const imp_space *sp, const int32_t *tokens, si
     job->n_tokens = n_tokens;
     job->start = start;
     job->first_new = first_new;
+    job->turns = imp_turns_hold(sp->turns);
     job->layers = imp_malloc(sp->n_layers * sizeof *job->layers);
     job->tokens = imp_malloc(n_tokens * sizeof *job->tokens);
     job->row_at = imp_malloc(2 * (size_t)sp->n_layers * sizeof *job->row_at);
@@ -208,6 +217,75 @@ int imp_commit_rows(imp_commit *c, uint32_t layer, size_t first, size_t count, c
         c->n_missing -= !(c->have[i / 8] & bit);
         c->have[i / 8] |= bit;
     }
+    return 0;
+}
+
+static int check_query(const imp_job *job, uint32_t layer, size_t first, const imp_query *q)
+{
+    if (layer >= job->n_layers) return imp_fail(IMP_E_ARG, "commit: queries of layer %u, of %u", layer, job->n_layers);
+    if (!q || !q->q || q->n_rows == 0) return imp_fail(IMP_E_ARG, "commit: no queries of layer %u", layer);
+    if (first > job->n_tokens || q->n_rows > job->n_tokens - first) {
+        return imp_fail(IMP_E_ARG, "commit: queries of tokens %zu on, %zu rows, and the prompt has %zu", first, q->n_rows,
+                        job->n_tokens);
+    }
+    if (q->n_heads == 0 || q->n_heads % job->layers[layer].n_kv_heads != 0) {
+        return imp_fail(IMP_E_ARG, "commit: layer %u needs queries of a multiple of %u heads, not %u", layer,
+                        job->layers[layer].n_kv_heads, q->n_heads);
+    }
+    if (!(q->scale > 0) || !isfinite(q->scale) || !(q->softcap >= 0) || !isfinite(q->softcap)) {
+        return imp_fail(IMP_E_ARG, "commit: scale %g and soft cap %g, must be finite, above 0 and not below 0",
+                        (double)q->scale, (double)q->softcap);
+    }
+    return 0;
+}
+
+/* Against the backlog, as the rows. */
+static int admit_query(imp_store *s, imp_job *job, size_t n_bytes)
+{
+    int rc = 0;
+    pthread_mutex_lock(&s->lock);
+    if (n_bytes > s->opts.backlog_bytes || s->backlog > s->opts.backlog_bytes - n_bytes) {
+        rc = imp_fail(IMP_E_BUSY, "%s: %zu bytes wait to be written already", s->dir, s->backlog);
+    } else {
+        s->backlog += n_bytes;
+        job->query_bytes += n_bytes;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+int imp_commit_queries(imp_commit *c, uint32_t layer, size_t first, const imp_query *query)
+{
+    if (!c) return imp_fail(IMP_E_ARG, "imp_commit_queries: no commit");
+    imp_job *job = c->job;
+    int rc = check_query(job, layer, first, query);
+    if (rc < 0) return rc;
+    if (!job->queries) job->queries = imp_calloc(job->n_layers, sizeof *job->queries);
+    if (!job->queries) return imp_fail(IMP_E_NOMEM, "no memory for the queries of a commit");
+
+    imp_job_query *to = &job->queries[layer];
+    size_t dim = job->layers[layer].head_dim_k, row = query->n_heads * dim;
+    size_t n = query->n_rows < IMP_JOB_QUERY_ROWS ? query->n_rows : IMP_JOB_QUERY_ROWS, skip = query->n_rows - n;
+    size_t had = to->q.n_rows * to->q.n_heads * dim;
+    float *rows = imp_realloc_array(NULL, n, row * sizeof *rows);
+    if (!rows) return imp_fail(IMP_E_NOMEM, "no memory for the queries of a commit");
+    rc = n * row > had ? admit_query(c->store, job, (n * row - had) * sizeof *rows) : 0;
+    if (rc < 0) {
+        imp_free(rows);
+        return rc;
+    }
+    for (size_t i = 0; i < n; i++) {
+        for (uint32_t h = 0; h < query->n_heads; h++) {
+            memcpy(rows + i * row + h * dim, query->q + (skip + i) * query->row_stride + h * query->head_stride,
+                   dim * sizeof *rows);
+        }
+    }
+    imp_free(to->rows);
+    *to = (imp_job_query){.rows = rows, .first = first + skip, .q = *query};
+    to->q.q = rows;
+    to->q.row_stride = row;
+    to->q.head_stride = dim;
+    to->q.n_rows = n;
     return 0;
 }
 

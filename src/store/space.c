@@ -1,14 +1,16 @@
 /* space.c: what must be equal before KV may be shared. */
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "base/opts.h"
 #include "base/status.h"
+#include "select/rope.h"
 #include "store/store_internal.h"
 
-enum { LAYERS_MAX = 1024, NAME_MAX_BYTES = 63 };
+enum { LAYERS_MAX = 1024, NAME_MAX_BYTES = 63, HEADS_MAX = 1 << 20 };
 
 /* As it was first released; what is added comes behind. */
 static const size_t least_desc_bytes = offsetof(imp_space_desc, salt) + sizeof(char *);
@@ -26,6 +28,27 @@ static void field_hash(imp_hasher *h, const char *name, imp_hash128 v)
     imp_put64(bytes, v.lo);
     imp_put64(bytes + 8, v.hi);
     imp_hasher_field(h, name, bytes, sizeof bytes);
+}
+
+static int check_turns(const imp_space_desc *d)
+{
+    for (uint32_t i = 0; i < d->n_layers; i++) {
+        imp_layer_shape l = d->layers[i];
+        imp_rope_table *table = NULL;
+        if (d->n_heads && (d->n_heads[i] < 1 || d->n_heads[i] > HEADS_MAX || d->n_heads[i] % l.n_kv_heads != 0)) {
+            return imp_fail(IMP_E_ARG, "space: layer %u has %u query heads over %u KV heads", i, d->n_heads[i],
+                            l.n_kv_heads);
+        }
+        int rc = d->ropes ? imp_rope_table_new(&d->ropes[i], l.head_dim_k, 0, 1, &table) : 0;
+        imp_rope_table_free(table);
+        if (rc == IMP_E_NOMEM) return rc;
+        if (rc < 0) {
+            char line[256];
+            snprintf(line, sizeof line, "%s", imp_last_error());
+            return imp_fail(rc, "space: layer %u: %s", i, line);
+        }
+    }
+    return 0;
 }
 
 static int check(const imp_space_desc *d, size_t *token_bytes)
@@ -52,8 +75,54 @@ static int check(const imp_space_desc *d, size_t *token_bytes)
         }
         *token_bytes += k + v;
     }
-    return 0;
+    return check_turns(d);
 }
+
+/* ---- how its keys are turned */
+
+static imp_turns *turns_new(const imp_space_desc *d)
+{
+    size_t n_factors = 0;
+    for (uint32_t i = 0; d->ropes && i < d->n_layers; i++) {
+        if (d->ropes[i].factors) n_factors += d->ropes[i].n_dims / 2;
+    }
+    /* All in one piece: the struct, the ropes, their factors, the heads. */
+    size_t n_ropes = d->ropes ? d->n_layers : 0;
+    imp_turns *t = imp_calloc(1, sizeof *t + n_ropes * sizeof *d->ropes + n_factors * sizeof(float) +
+                                     d->n_layers * sizeof(uint32_t));
+    if (!t) return NULL;
+    imp_rope *ropes = (imp_rope *)(void *)(t + 1);
+    float *factors = (float *)(void *)(ropes + n_ropes);
+    uint32_t *n_heads = (uint32_t *)(void *)(factors + n_factors);
+    atomic_init(&t->n_users, 1);
+    t->n_layers = d->n_layers;
+    t->ropes = d->ropes ? ropes : NULL;
+    t->n_heads = n_heads;
+    for (uint32_t i = 0; i < d->n_layers; i++) {
+        n_heads[i] = d->n_heads ? d->n_heads[i] : d->layers[i].n_kv_heads;
+        if (!d->ropes) continue;
+        ropes[i] = d->ropes[i];
+        if (!ropes[i].factors) continue;
+        memcpy(factors, ropes[i].factors, ropes[i].n_dims / 2 * sizeof *factors);
+        ropes[i].factors = factors;
+        factors += ropes[i].n_dims / 2;
+    }
+    return t;
+}
+
+imp_turns *imp_turns_hold(imp_turns *t)
+{
+    /* Relaxed: whoever holds it has one already. */
+    if (t) atomic_fetch_add_explicit(&t->n_users, 1, memory_order_relaxed);
+    return t;
+}
+
+void imp_turns_drop(imp_turns *t)
+{
+    if (t && atomic_fetch_sub_explicit(&t->n_users, 1, memory_order_acq_rel) == 1) imp_free(t);
+}
+
+/* ---- its id */
 
 static int space_id(const imp_space_desc *d, imp_hash128 *out)
 {
@@ -97,6 +166,8 @@ int imp_space_open(imp_store *store, const imp_space_desc *given, imp_space **ou
     sp->layers = imp_malloc(desc->n_layers * sizeof *sp->layers);
     if (!sp->layers) goto out;
     memcpy(sp->layers, desc->layers, desc->n_layers * sizeof *sp->layers);
+    sp->turns = turns_new(desc);
+    if (!sp->turns) goto out;
     sp->store = store;
     sp->type_k = desc->type_k;
     sp->type_v = desc->type_v;
@@ -116,6 +187,7 @@ out:
 void imp_space_close(imp_space *space)
 {
     if (!space) return;
+    imp_turns_drop(space->turns);
     imp_free(space->layers);
     imp_free(space);
 }

@@ -11,7 +11,15 @@
 
 static const uint64_t default_limit = 10ull << 30, default_buffers = 32ull << 20, default_backlog = 1ull << 30;
 
-enum { DEFAULT_MIN_STORE = 64, DEFAULT_SEGMENT = 2048, DEFAULT_CHUNK = 64, LEAST_LIMIT = 1 << 20 };
+enum {
+    DEFAULT_MIN_STORE = 64,
+    DEFAULT_SEGMENT = 2048,
+    DEFAULT_CHUNK = 64,
+    DEFAULT_PROBE_HEADS = 3,
+    DEFAULT_REORDER_S = 600,
+    DEFAULT_REORDER_AFTER = 16,
+    LEAST_LIMIT = 1 << 20
+};
 
 static const imp_store_opts defaults = {.struct_bytes = sizeof defaults, .cache = IMP_CACHE_LRU};
 
@@ -21,6 +29,20 @@ static const size_t least_opts_bytes = offsetof(imp_store_opts, cache) + sizeof(
 void imp_store_opts_fill(imp_store_opts *opts, size_t struct_bytes)
 {
     imp_opts_give(opts, struct_bytes, &defaults, sizeof defaults);
+}
+
+void imp_store_opts_switches(imp_store_opts *opts, const imp_switches *switches)
+{
+    if (!opts || !switches) return;
+    opts->order = switches->order;
+    opts->rest = switches->rest;
+    opts->chunk_tokens = switches->chunk_tokens;
+    opts->cache = switches->cache;
+    /* A caller of the first version has nothing behind `cache`. */
+    if (opts->struct_bytes < offsetof(imp_store_opts, keep) + sizeof opts->keep) return;
+    opts->keep = switches->identify == IMP_IDENTIFY_SKETCH  ? IMP_KEEP_SKETCH | IMP_KEEP_PAIRED
+                 : switches->identify == IMP_IDENTIFY_PROBE ? IMP_KEEP_PROBE
+                                                            : 0;
 }
 
 static int fill_options(imp_store_opts *o, const imp_store_opts *given)
@@ -34,6 +56,9 @@ static int fill_options(imp_store_opts *o, const imp_store_opts *given)
     if (o->min_store_tokens == 0) o->min_store_tokens = DEFAULT_MIN_STORE;
     if (o->segment_tokens == 0) o->segment_tokens = DEFAULT_SEGMENT;
     if (o->chunk_tokens == 0) o->chunk_tokens = DEFAULT_CHUNK;
+    if (o->n_probe_heads == 0) o->n_probe_heads = DEFAULT_PROBE_HEADS;
+    if (o->reorder_period_s == 0) o->reorder_period_s = DEFAULT_REORDER_S;
+    if (o->reorder_after == 0) o->reorder_after = DEFAULT_REORDER_AFTER;
     if (o->limit_bytes < LEAST_LIMIT) {
         return imp_fail(IMP_E_ARG, "store: a limit of %llu bytes, must be %d at least",
                         (unsigned long long)o->limit_bytes, LEAST_LIMIT);
@@ -44,13 +69,15 @@ static int fill_options(imp_store_opts *o, const imp_store_opts *given)
     if (o->segment_tokens > 1u << 20) {
         return imp_fail(IMP_E_ARG, "store: segments of %u tokens, must be 1048576 at most", o->segment_tokens);
     }
-    if (o->rest != IMP_REST_RAW && o->rest != IMP_REST_Q8) {
-        return imp_fail(IMP_E_ARG, "store: no such encoding: %d", (int)o->rest);
+    if ((unsigned)o->rest > IMP_REST_Q4) return imp_fail(IMP_E_ARG, "store: no such encoding: %d", (int)o->rest);
+    if ((unsigned)o->order > IMP_ORDER_CORE) return imp_fail(IMP_E_ARG, "store: no such order: %d", (int)o->order);
+    if ((unsigned)o->cache > IMP_CACHE_ATTENTION) {
+        return imp_fail(IMP_E_ARG, "store: no such cache: %d", (int)o->cache);
     }
-    if (o->order != IMP_ORDER_TOKEN) {
-        return imp_fail(IMP_E_UNSUPPORTED, "store: this version writes tokens in the order of the prompt only");
+    if (o->keep & ~(IMP_KEEP_SKETCH | IMP_KEEP_PROBE | IMP_KEEP_PAIRED)) {
+        return imp_fail(IMP_E_ARG, "store: unknown things to keep: 0x%x", o->keep);
     }
-    if ((unsigned)o->cache > IMP_CACHE_SCORE) return imp_fail(IMP_E_ARG, "store: no such cache: %d", (int)o->cache);
+    if (o->probe_spread > 1) return imp_fail(IMP_E_ARG, "store: probe_spread is %u, must be 0 or 1", o->probe_spread);
     if (o->flags & ~(IMP_STORE_READONLY | IMP_STORE_NO_DIRECT | IMP_STORE_MUST_EXIST)) {
         return imp_fail(IMP_E_ARG, "store: unknown flags 0x%x", o->flags);
     }

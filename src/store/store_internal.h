@@ -6,6 +6,7 @@
  *   edit.c         edits of tree and catalogue together: add a run, split, remove
  *   match.c        the way along a prompt                segs.c      open segments
  *   commit.c       staging                               writer.c    the thread that packs and publishes
+ *   pack.c         rows into the bytes of a segment
  *   evict.c        the size limit                        rebuild.c   the catalogue made again from the segments
  *   verify.c       every byte checked                    inspect.c   list, stats, remove, pin, gc
  *   space.c        what must be equal                    fingerprint.c
@@ -134,6 +135,9 @@ typedef struct imp_job {
     imp_turns *turns;     /* the space's */
     imp_job_query *queries; /* [n_layers]; NULL: none came */
     size_t query_bytes;   /* counted too */
+    bool tried_scores;
+    float *scores;        /* [n_layers][n_tokens - start], normalised; NULL: none */
+    bool *scored;         /* [n_layers]: of which layers they are */
 } imp_job;
 
 void imp_job_free(imp_job *job);
@@ -393,6 +397,16 @@ bool imp_reorder_due(imp_store *s, uint64_t *wait_ns);
 void imp_reorder_step(imp_store *s);
 /* With no mutex held: write all segments anew that hold rows of evicted nodes, as long as there is room for copies. */
 int imp_reorder_evicted(imp_store *s);
+
+/* ---- pack.c: rows into the bytes of a segment */
+
+/* The job's scores, once: exact H2O by the queries that came with it, in each layer normalised over the job's tokens.
+ * Tokens that some query doesn't see (from the first query's position on) are left at the mean. Advisory. */
+void imp_job_score(imp_store *s, imp_job *job);
+
+/* Write the file of `l`, whose rows are the job's from its token l.first_token on, and publish it. `bases`: by which its
+ * sketches are made; not used if it has none. */
+int imp_pack_segment(imp_store *s, const imp_job *job, const imp_seg_layout *l, const imp_bases *bases);
 
 /* ---- writer.c */
 int imp_writer_start(imp_store *s);

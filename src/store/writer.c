@@ -17,131 +17,22 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/status.h"
-#include "format/rows.h"
+#include "select/order.h"
 #include "store/store_internal.h"
 
-enum { NICE = 10, DU_UNIT = 4096, LIMIT_SHARE = 8, LOG_SHARE = 16 };
+enum {
+    NICE = 10,
+    DU_UNIT = 4096,
+    LIMIT_SHARE = 8,
+    LOG_SHARE = 16,
+    DIRTY_MAX = 64 /* histories that don't wait for their time */
+};
 
-#define IDLE_MAX_NS 60000000000u
-
-/* ---- packing */
-
-/* Keys of one layer in groups of IMP_GROUP_TOKENS, each channel with a scale of its own; chunks may be smaller or
- * larger than groups. */
-static void pack_keys_q8(const imp_job *job, const imp_seg_layout *l, uint32_t layer, const unsigned char *rows,
-                         int8_t *codes, unsigned char *out, uint64_t out_at)
-{
-    const imp_seg_meta *m = imp_seg_layout_meta(l);
-    size_t n = (size_t)m->layers[layer].n_kv_heads * m->layers[layer].head_dim_k;
-    size_t row_bytes = imp_job_row_bytes(job, layer, IMP_REGION_K);
-    uint16_t *scales = (uint16_t *)(void *)(out + (imp_seg_chunk(l, IMP_REGION_SCALES, layer, 0).offset - out_at));
-    for (uint32_t first = 0; first < m->n_tokens; first += IMP_GROUP_TOKENS, scales += n) {
-        uint32_t count = m->n_tokens - first < IMP_GROUP_TOKENS ? m->n_tokens - first : IMP_GROUP_TOKENS;
-        imp_rows_k8_encode(m->type_k, rows + first * row_bytes, row_bytes, count, n, codes, scales);
-        for (uint32_t i = 0; i < count; i++) {
-            uint32_t token = first + i;
-            imp_chunk_place c = imp_seg_chunk(l, IMP_REGION_K, layer, token / m->chunk_tokens);
-            memcpy(out + (c.offset - out_at) + (token - c.first_token) * n, codes + i * n, n);
-        }
-    }
-}
-
-static void pack_region(const imp_job *job, const imp_seg_layout *l, uint32_t layer, imp_region region,
-                        const unsigned char *rows, unsigned char *out, uint64_t out_at)
-{
-    const imp_seg_meta *m = imp_seg_layout_meta(l);
-    size_t row_bytes = imp_job_row_bytes(job, layer, region), packed = imp_seg_row_bytes(l, region, layer);
-    size_t n_v = (size_t)m->layers[layer].n_kv_heads * m->layers[layer].head_dim_v;
-    for (uint32_t i = 0; i < imp_seg_region_chunks(l, region); i++) {
-        imp_chunk_place c = imp_seg_chunk(l, region, layer, i);
-        unsigned char *to = out + (c.offset - out_at);
-        const unsigned char *from = rows + c.first_token * row_bytes;
-        if (m->rest == IMP_REST_RAW) {
-            memcpy(to, from, c.n_tokens * row_bytes);
-        } else {
-            for (uint32_t t = 0; t < c.n_tokens; t++) {
-                imp_rows_v8_encode(m->type_v, from + t * row_bytes, n_v, to + t * packed);
-            }
-        }
-    }
-}
-
-/* Where a layer's chunks begin and how many bytes they are together. */
-static uint64_t layer_span(const imp_seg_layout *l, uint32_t layer, uint64_t *n_bytes)
-{
-    uint32_t per_layer = imp_seg_n_chunks(l) / imp_seg_layout_meta(l)->n_layers, at, chunk;
-    imp_region region;
-    imp_chunk_place first = imp_seg_chunk_at(l, layer * per_layer, &region, &at, &chunk);
-    imp_chunk_place last = imp_seg_chunk_at(l, (layer + 1) * per_layer - 1, &region, &at, &chunk);
-    *n_bytes = last.offset + last.n_bytes - first.offset;
-    return first.offset;
-}
-
-static void pack_layer(const imp_job *job, const imp_seg_layout *l, uint32_t layer, size_t skip, int8_t *codes,
-                       unsigned char *out, uint64_t out_at, uint64_t n_bytes, uint64_t *sums)
-{
-    const imp_seg_meta *m = imp_seg_layout_meta(l);
-    const unsigned char *k = job->rows + job->row_at[2 * layer], *v = job->rows + job->row_at[2 * layer + 1];
-    k += skip * imp_job_row_bytes(job, layer, IMP_REGION_K);
-    v += skip * imp_job_row_bytes(job, layer, IMP_REGION_V);
-    memset(out, 0, n_bytes); /* the padding */
-    if (m->rest == IMP_REST_Q8) {
-        pack_keys_q8(job, l, layer, k, codes, out, out_at);
-    } else {
-        pack_region(job, l, layer, IMP_REGION_K, k, out, out_at);
-    }
-    pack_region(job, l, layer, IMP_REGION_V, v, out, out_at);
-    uint32_t per_layer = imp_seg_n_chunks(l) / m->n_layers;
-    for (uint32_t i = layer * per_layer; i < (layer + 1) * per_layer; i++) {
-        imp_region region;
-        uint32_t at, chunk;
-        imp_chunk_place c = imp_seg_chunk_at(l, i, &region, &at, &chunk);
-        sums[i] = imp_seg_checksum(l, i, out + (c.offset - out_at), c.n_bytes);
-    }
-}
-
-/* The file of the rows from `skip` on, published. */
-static int write_segment(imp_store *s, const imp_job *job, const imp_seg_layout *l, size_t skip)
-{
-    const imp_seg_meta *m = imp_seg_layout_meta(l);
-    uint64_t n_bytes = imp_seg_header_bytes(l), n_layer, n_k = 0;
-    char name[32];
-    imp_io_writer *w = NULL;
-    for (uint32_t i = 0; i < m->n_layers; i++) {
-        (void)layer_span(l, i, &n_layer);
-        if (n_layer > n_bytes) n_bytes = n_layer;
-        uint64_t n = (uint64_t)m->layers[i].n_kv_heads * m->layers[i].head_dim_k;
-        if (n > n_k) n_k = n;
-    }
-    unsigned char *buf = imp_aligned(imp_io_alignment(s->io), n_bytes);
-    uint64_t *sums = imp_malloc(imp_seg_n_chunks(l) * sizeof *sums);
-    int8_t *codes = imp_malloc(n_k * IMP_GROUP_TOKENS);
-    int rc = buf && sums && codes ? 0 : imp_fail(IMP_E_NOMEM, "no memory to write %u tokens", m->n_tokens);
-    if (rc < 0) goto out;
-    imp_seg_name(m->segment, name);
-    rc = imp_io_writer_new(s->io, name, &w);
-    for (uint32_t i = 0; rc == 0 && i < m->n_layers; i++) {
-        uint64_t at = layer_span(l, i, &n_layer);
-        pack_layer(job, l, i, skip, codes, buf, at, n_layer, sums);
-        rc = imp_io_write(w, at, buf, n_layer);
-    }
-    if (rc < 0) goto out;
-    imp_seg_header_encode(l, sums, buf); /* last: a file without it is nothing */
-    rc = imp_io_write(w, 0, buf, imp_seg_header_bytes(l));
-    if (rc < 0) goto out;
-    rc = imp_io_writer_publish(w);
-    w = NULL;
-out:
-    if (w) imp_io_writer_abort(w);
-    imp_free(codes);
-    imp_free(sums);
-    imp_free(buf);
-    return rc;
-}
+static const uint64_t history_ns = 10000000000u, history_least_ns = 1000000000u;
 
 /* ---- one segment */
 
-static bool can_q8(const imp_job *job) { return job->type_k != IMP_TYPE_Q8_0 && job->type_v != IMP_TYPE_Q8_0; }
+static bool can_encode(const imp_job *job) { return job->type_k != IMP_TYPE_Q8_0 && job->type_v != IMP_TYPE_Q8_0; }
 
 /* How many of the `left` tokens go into the next segment: even parts, whole chunks. */
 static size_t piece(const imp_store *s, const imp_job *job, size_t left)
@@ -155,7 +46,21 @@ static size_t piece(const imp_store *s, const imp_job *job, size_t left)
     return n < left ? n : left;
 }
 
-static int make_layout(imp_store *s, const imp_job *job, size_t first, size_t end, imp_seg_layout **out)
+/* KV heads that the probe heads use, in the layer where these are the most. */
+static uint32_t probe_heads(const imp_store *s, const imp_job *job)
+{
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < job->n_layers; i++) {
+        uint32_t n_kv = job->layers[i].n_kv_heads, group = job->turns->n_heads[i] / n_kv, n = s->opts.n_probe_heads;
+        if (!s->opts.probe_spread) n = n / group + (n % group != 0);
+        if (n > n_kv) n = n_kv;
+        if (n > most) most = n;
+    }
+    return most;
+}
+
+static int make_layout(imp_store *s, const imp_job *job, const imp_bases *bases, size_t first, size_t end,
+                       imp_seg_layout **out)
 {
     imp_seg_meta m = {
         .space = job->space,
@@ -165,15 +70,22 @@ static int make_layout(imp_store *s, const imp_job *job, size_t first, size_t en
         .n_layers = job->n_layers,
         .type_k = job->type_k,
         .type_v = job->type_v,
-        .rest = s->opts.rest == IMP_REST_Q8 && can_q8(job) ? IMP_REST_Q8 : IMP_REST_RAW,
-        .order = IMP_ORDER_TOKEN,
+        .rest = can_encode(job) ? s->opts.rest : IMP_REST_RAW,
+        .order = s->opts.order,
         .chunk_tokens = s->opts.chunk_tokens,
         .alignment = imp_io_alignment(s->io),
         .derived = job->derived,
         .created_s = imp_wall_s(),
         .layers = job->layers,
         .tokens = job->tokens + first,
+        .paired = s->opts.keep & IMP_KEEP_PAIRED,
+        .probe_heads = s->opts.keep & IMP_KEEP_PROBE ? probe_heads(s, job) : 0,
     };
+    if (m.order == IMP_ORDER_CORE) m.core_tokens = imp_order_core_tokens(m.n_tokens, m.chunk_tokens);
+    if (bases) {
+        m.basis = bases->id;
+        m.sketch_bits = (uint32_t)(imp_sketch_token_bytes(bases->layers[0]) * 8 / job->layers[0].n_kv_heads);
+    }
     memcpy(m.model_name, job->model_name, sizeof m.model_name);
     if (job->derived) snprintf(m.how, sizeof m.how, "computed over a partial or rounded load");
     do m.segment = imp_rng_u64(&s->rng);
@@ -193,8 +105,8 @@ static int look(imp_store *s, const imp_job *job, size_t *known, uint64_t *last)
     return rc;
 }
 
-static int reserve_in_change(imp_store *s, const imp_job *job, size_t *pos, size_t *end, imp_seg_layout **layout,
-                             imp_evicted *evicted)
+static int reserve_in_change(imp_store *s, const imp_job *job, const imp_bases *bases, size_t *pos, size_t *end,
+                             imp_seg_layout **layout, imp_evicted *evicted)
 {
     size_t known;
     uint64_t last;
@@ -209,7 +121,7 @@ static int reserve_in_change(imp_store *s, const imp_job *job, size_t *pos, size
     *end = *pos;
     if (*pos == job->n_tokens || (moved && job->n_tokens - *pos < s->opts.min_store_tokens)) return 0;
     *end = *pos + piece(s, job, job->n_tokens - *pos);
-    rc = make_layout(s, job, *pos, *end, layout);
+    rc = make_layout(s, job, bases, *pos, *end, layout);
     if (rc < 0) return rc;
     uint64_t bytes = imp_round_up(imp_seg_file_bytes(*layout), DU_UNIT);
     imp_cat_reservation r = {imp_seg_layout_meta(*layout)->segment, s->instance, bytes};
@@ -223,7 +135,8 @@ static int reserve_in_change(imp_store *s, const imp_job *job, size_t *pos, size
 
 /* Make room for the next segment. `*layout` NULL: there is none; then *end == *pos if the rest is known by now, and 0
  * if the tokens before are gone. */
-static int reserve(imp_store *s, const imp_job *job, size_t *pos, size_t *end, imp_seg_layout **layout)
+static int reserve(imp_store *s, const imp_job *job, const imp_bases *bases, size_t *pos, size_t *end,
+                   imp_seg_layout **layout)
 {
     *layout = NULL;
     /* The catalogue's log grows to a few MB before SQLite begins it anew: much, where the limit is small. */
@@ -234,7 +147,7 @@ static int reserve(imp_store *s, const imp_job *job, size_t *pos, size_t *end, i
     }
     imp_evicted evicted = {0};
     int rc = imp_change_begin(s);
-    if (rc == 0) rc = imp_change_end(s, reserve_in_change(s, job, pos, end, layout, &evicted));
+    if (rc == 0) rc = imp_change_end(s, reserve_in_change(s, job, bases, pos, end, layout, &evicted));
     if (rc == 0) imp_count_evicted(s, evicted);
     if (rc < 0) {
         imp_seg_layout_free(*layout);
@@ -308,21 +221,42 @@ static bool over_rounded(imp_store *s, const imp_job *job)
     }
 }
 
+/* The first sample of a segment's history, and its ranking by the prefill. */
+static void begin_history(imp_store *s, const imp_job *job, imp_seg_layout *l)
+{
+    const imp_seg_meta *m = imp_seg_layout_meta(l);
+    const imp_seg seg = {.id = m->segment, .layout = l};
+    size_t n_new = job->n_tokens - job->start, first = (size_t)m->first_token - job->start;
+    imp_history *h;
+    if (!job->scores || imp_history_get(s, &seg, &h) < 0) return;
+    for (uint32_t i = 0; i < m->n_layers; i++) {
+        const float *scores = job->scores + i * n_new + first;
+        if (!job->scored[i]) continue;
+        imp_history_add(h, i, 0, m->n_tokens, scores);
+        imp_history_rank(h, IMP_RANK_PREFILL, i, 0, m->n_tokens, scores);
+    }
+    imp_history_settle(h);
+    imp_history_put(s, h);
+}
+
 /* `*stored`: the tokens before it are stored afterwards. */
 static int store_entry(imp_store *s, imp_job *job, size_t *stored, bool *any)
 {
     size_t pos = job->start, end = 0;
+    const imp_bases *bases = s->opts.keep & IMP_KEEP_SKETCH ? imp_bases_for(s, job) : NULL;
     *any = false;
     if (!job->derived) job->derived = over_rounded(s, job);
     for (*stored = pos; pos < job->n_tokens; *stored = pos) {
         imp_seg_layout *l;
         int outcome = GONE;
-        int rc = reserve(s, job, &pos, &end, &l);
+        int rc = reserve(s, job, bases, &pos, &end, &l);
         if (rc < 0) return rc;
         if (!l && end > 0) break;
         if (l) {
-            rc = write_segment(s, job, l, pos - job->start);
+            imp_job_score(s, job);
+            rc = imp_pack_segment(s, job, l, bases);
             if (rc == 0) rc = publish(s, job, l, &outcome);
+            if (rc == 0 && outcome == ADDED) begin_history(s, job, l);
             imp_seg_layout_free(l);
             if (rc < 0) return rc;
         }
@@ -354,24 +288,33 @@ static void finish(imp_store *s, const imp_job *job, int rc, size_t stored, bool
 
 /* ---- the thread */
 
-/* With `lock` held: nothing is to be written. Reorder what is due, or wait. */
-static void be_idle(imp_store *s)
+/* What is done while no job waits. With `lock` held; lets go of it meanwhile, or waits for work. `*due_ns`: when the
+ * histories that wait are written; 0: none do. */
+static void idle(imp_store *s, uint64_t *due_ns)
 {
-    uint64_t wait_ns;
+    uint64_t now_ns = imp_now_ns(), wait_ns = UINT64_MAX;
+    size_t n_dirty = imp_histories_dirty(s);
+    if (n_dirty == 0) *due_ns = 0;
+    if (n_dirty > 0 && *due_ns == 0) *due_ns = now_ns + (n_dirty < DIRTY_MAX ? history_ns : history_least_ns);
+    if (*due_ns != 0 && now_ns >= *due_ns) {
+        pthread_mutex_unlock(&s->lock);
+        imp_histories_write(s);
+        pthread_mutex_lock(&s->lock);
+        *due_ns = 0; /* what is left waits as long again */
+        return;
+    }
     if (imp_reorder_due(s, &wait_ns)) {
         pthread_mutex_unlock(&s->lock);
         imp_reorder_step(s);
         pthread_mutex_lock(&s->lock);
-    } else if (wait_ns == UINT64_MAX) {
+        return;
+    }
+    uint64_t until_ns = wait_ns < UINT64_MAX - now_ns ? now_ns + wait_ns : UINT64_MAX;
+    if (*due_ns != 0 && *due_ns < until_ns) until_ns = *due_ns;
+    if (until_ns == UINT64_MAX) {
         pthread_cond_wait(&s->work, &s->lock);
     } else {
-        struct timespec until;
-        if (wait_ns > IDLE_MAX_NS) wait_ns = IDLE_MAX_NS; /* the clock may be set back */
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_sec += (time_t)(wait_ns / 1000000000u);
-        until.tv_nsec += (long)(wait_ns % 1000000000u);
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
+        struct timespec until = {(time_t)(until_ns / 1000000000u), (long)(until_ns % 1000000000u)};
         (void)pthread_cond_timedwait(&s->work, &s->lock, &until);
     }
 }
@@ -379,11 +322,12 @@ static void be_idle(imp_store *s)
 static void *run(void *user)
 {
     imp_store *s = user;
+    uint64_t histories_due_ns = 0;
     /* Behind everybody else. Not SCHED_IDLE: this thread takes the store's mutex, and must come to let go of it. */
     (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), NICE);
     pthread_mutex_lock(&s->lock);
     for (;;) {
-        while (!s->first_job && !s->stop) be_idle(s);
+        while (!s->first_job && !s->stop) idle(s, &histories_due_ns);
         imp_job *job = s->first_job;
         if (!job) break;
         pthread_mutex_unlock(&s->lock);
@@ -394,7 +338,7 @@ static void *run(void *user)
         finish(s, job, rc, stored, any);
         s->first_job = job->next;
         if (!s->first_job) s->last_job = NULL;
-        s->backlog -= job->n_bytes;
+        s->backlog -= job->n_bytes + job->query_bytes;
         s->n_done = job->number;
         pthread_cond_broadcast(&s->done);
         imp_job_free(job);
@@ -428,6 +372,9 @@ int imp_store_flush(imp_store *s)
     pthread_mutex_lock(&s->lock);
     uint64_t until = s->n_queued;
     while (s->n_done < until) pthread_cond_wait(&s->done, &s->lock);
+    pthread_mutex_unlock(&s->lock);
+    imp_histories_write(s);
+    pthread_mutex_lock(&s->lock);
     int rc = s->flush_status;
     if (rc < 0) imp_fail(rc, "%s", s->flush_line);
     s->flush_status = 0;
