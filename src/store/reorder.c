@@ -625,7 +625,7 @@ static uint64_t period_ns(const imp_store *s) { return s->opts.reorder_period_s 
 bool imp_reorder_due(imp_store *s, uint64_t *wait_ns)
 {
     *wait_ns = UINT64_MAX;
-    if (s->opts.reorder_period_s == UINT32_MAX || s->opts.reorder_period_s == 0) return false;
+    if (s->opts.reorder_period_s == UINT32_MAX) return false;
     uint64_t now_ns = imp_now_ns();
     if (s->reorder_next_ns == 0) s->reorder_next_ns = now_ns + period_ns(s);
     if (s->reorder_next_ns <= now_ns) return true;
