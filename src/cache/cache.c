@@ -1,15 +1,14 @@
 /* cache.c: what all policies share: entries, their table, the ghosts, admission. */
 #include "cache/cache.h"
 
+#include <float.h>
+
 #include "base/alloc.h"
 #include "base/status.h"
 #include "cache/policy.h"
 
 /* Ghosts: so many for each present entry, and at least so many. */
 enum { GHOSTS_PER_PRESENT = 4, MIN_GHOSTS = 1024, FIRST_ENTRIES = 64 };
-
-/* The moving average is the plain mean of the first so many uses, then each new one weighs 1 / this. */
-enum { SHARE_WINDOW = 8 };
 
 /* ----------------------------------------------------------------------------------------------------- lists ----- */
 
@@ -89,10 +88,12 @@ static bool grow(imp_policy *p)
     imp_entry *entries = imp_realloc_array(p->entries, n_entries, sizeof *entries);
     if (!entries) return false;
     p->entries = entries;
-    if (p->ops->rank) {
-        uint32_t *heap = imp_realloc_array(p->heap, n_entries, sizeof *heap);
+    for (imp_level l = 0; l < IMP_LEVELS; l++) {
+        imp_tier_order *o = &p->tiers[l];
+        if (!p->ops->rank || o->capacity == 0) continue;
+        uint32_t *heap = imp_realloc_array(o->heap, n_entries, sizeof *heap);
         if (!heap) return false;
-        p->heap = heap;
+        o->heap = heap;
     }
     uint32_t *slots = imp_calloc(n_slots, sizeof *slots);
     if (!slots) return false;
@@ -113,7 +114,7 @@ static uint32_t entry_new(imp_policy *p, uint64_t key)
     if (p->free == IMP_NIL && !grow(p)) return IMP_NIL;
     uint32_t e = p->free;
     p->free = p->entries[e].next;
-    p->entries[e] = (imp_entry){.key = key};
+    p->entries[e] = (imp_entry){.key = key, .rank = p->ops->unused, .level = IMP_LEVEL_NONE};
     return e;
 }
 
@@ -137,7 +138,7 @@ static void ghost_take(imp_policy *p, uint32_t e)
 
 static void ghosts_trim(imp_policy *p)
 {
-    uint64_t most = (uint64_t)GHOSTS_PER_PRESENT * p->n_present;
+    uint64_t most = (uint64_t)GHOSTS_PER_PRESENT * imp_policy_present(p);
     if (most < MIN_GHOSTS) most = MIN_GHOSTS;
     while (p->n_ghosts > most) {
         uint32_t e = p->ghosts.tail;
@@ -147,22 +148,107 @@ static void ghosts_trim(imp_policy *p)
     }
 }
 
-/* A present entry, already out of the policy's order, becomes a ghost. */
+/* An entry that is out of its tier's order becomes a ghost. */
 static void to_ghost(imp_policy *p, uint32_t e)
 {
-    p->entries[e].present = false;
-    p->n_present--;
+    p->entries[e].level = IMP_LEVEL_NONE;
     ghost_add(p, e);
+}
+
+/* ----------------------------------------------------------------------------------------------------- tiers ----- */
+
+static void leave(imp_policy *p, uint32_t e)
+{
+    imp_tier_order *o = &p->tiers[p->entries[e].level];
+    p->ops->leave(p, e);
+    o->n_bytes -= p->entries[e].n_bytes;
+    o->n_entries--;
+}
+
+static void enter(imp_policy *p, imp_level level, uint32_t e)
+{
+    imp_tier_order *o = &p->tiers[level];
+    p->entries[e].level = level;
+    p->entries[e].tick = ++p->tick;
+    o->n_bytes += p->entries[e].n_bytes;
+    o->n_entries++;
+    p->ops->enter(p, e);
+}
+
+static void restore(imp_policy *p, uint32_t e)
+{
+    imp_tier_order *o = &p->tiers[p->entries[e].level];
+    o->n_bytes += p->entries[e].n_bytes;
+    o->n_entries++;
+    p->ops->restore(p, e);
+}
+
+/* The last tier takes what LRU and LFU bring; else a chunk comes in for chunks that are worth less. */
+static bool worth(const imp_policy *p, imp_level level, uint32_t e, uint32_t victim)
+{
+    bool last = level == IMP_LEVEL_HOST || p->tiers[IMP_LEVEL_HOST].capacity == 0;
+    if (!p->ops->rank || (last && !p->ops->selective)) return true;
+    return p->entries[victim].rank < p->entries[e].rank;
+}
+
+/* Take out of a tier what has to go for `e` of `n_bytes`, the first to go first, or nothing. Those in `*out` are in no
+ * order and no list of ghosts. */
+static bool make_room(imp_policy *p, imp_level level, uint32_t e, uint64_t n_bytes, imp_moved *moved, imp_entry_list *out)
+{
+    imp_tier_order *o = &p->tiers[level];
+    size_t n_before = moved->n;
+    *out = (imp_entry_list){IMP_NIL, IMP_NIL};
+    if (n_bytes > o->capacity) return false;
+    bool fits = true;
+    while (fits && o->capacity - o->n_bytes < n_bytes) {
+        uint32_t v = p->ops->worst(p, level); /* there is one: something takes up the room */
+        fits = moved->n < moved->max && worth(p, level, e, v);
+        if (!fits) break;
+        leave(p, v);
+        imp_entry_list_last(p, out, v);
+        moved->keys[moved->n++] = p->entries[v].key;
+    }
+    if (fits) return true;
+    for (uint32_t v = out->tail; v != IMP_NIL; v = out->tail) { /* the last to go comes back first */
+        imp_entry_list_take(p, out, v);
+        restore(p, v);
+    }
+    moved->n = n_before;
+    return false;
+}
+
+static void to_ghosts(imp_policy *p, imp_entry_list *l)
+{
+    for (uint32_t v = l->head; v != IMP_NIL; v = l->head) {
+        imp_entry_list_take(p, l, v);
+        to_ghost(p, v);
+    }
+}
+
+/* What was displaced from the device goes to the host under the host's rule, or out. */
+static void demote(imp_policy *p, imp_entry_list *displaced, imp_moved *moved)
+{
+    for (uint32_t e = displaced->head; e != IMP_NIL; e = displaced->head) {
+        imp_entry_list out;
+        imp_entry_list_take(p, displaced, e);
+        if (make_room(p, IMP_LEVEL_HOST, e, p->entries[e].n_bytes, moved, &out)) {
+            to_ghosts(p, &out);
+            enter(p, IMP_LEVEL_HOST, e);
+        } else {
+            to_ghost(p, e);
+        }
+    }
 }
 
 /* ---------------------------------------------------------------------------------------------------- public ----- */
 
-int imp_policy_new(imp_cache kind, uint64_t capacity_bytes, imp_policy **out)
+int imp_policy_new(imp_cache kind, uint64_t device_bytes, uint64_t host_bytes, imp_policy **out)
 {
     static const imp_policy_ops *const all[] = {[IMP_CACHE_NONE] = &imp_policy_lru, /* never holds anything */
                                                 [IMP_CACHE_LRU] = &imp_policy_lru,
                                                 [IMP_CACHE_LFU] = &imp_policy_lfu,
-                                                [IMP_CACHE_SCORE] = &imp_policy_score};
+                                                [IMP_CACHE_SCORE] = &imp_policy_score,
+                                                [IMP_CACHE_ATTENTION] = &imp_policy_attention};
     *out = NULL;
     if ((size_t)kind >= sizeof all / sizeof *all) {
         return imp_fail(IMP_E_UNSUPPORTED, "cache policy %d isn't known", (int)kind);
@@ -170,9 +256,13 @@ int imp_policy_new(imp_cache kind, uint64_t capacity_bytes, imp_policy **out)
     imp_policy *p = imp_calloc(1, sizeof *p);
     if (!p) return imp_fail(IMP_E_NOMEM, "cache policy: no memory");
     p->ops = all[kind];
-    p->capacity = kind == IMP_CACHE_NONE ? 0 : capacity_bytes;
     p->free = IMP_NIL;
-    p->ghosts = p->order = (imp_entry_list){IMP_NIL, IMP_NIL};
+    p->ghosts = (imp_entry_list){IMP_NIL, IMP_NIL};
+    for (imp_level l = 0; l < IMP_LEVELS; l++) p->tiers[l].list = p->ghosts;
+    if (kind != IMP_CACHE_NONE) {
+        p->tiers[IMP_LEVEL_DEVICE].capacity = device_bytes;
+        p->tiers[IMP_LEVEL_HOST].capacity = host_bytes;
+    }
     if (!grow(p)) {
         imp_policy_free(p);
         return imp_fail(IMP_E_NOMEM, "cache policy: no memory");
@@ -186,13 +276,13 @@ void imp_policy_free(imp_policy *p)
     if (!p) return;
     imp_free(p->entries);
     imp_free(p->slots);
-    imp_free(p->heap);
+    for (imp_level l = 0; l < IMP_LEVELS; l++) imp_free(p->tiers[l].heap);
     imp_free(p);
 }
 
-void imp_policy_use(imp_policy *p, uint64_t key, float important_share)
+void imp_policy_use(imp_policy *p, uint64_t key, float share)
 {
-    if (p->capacity == 0) return;
+    if (p->tiers[IMP_LEVEL_DEVICE].capacity == 0 && p->tiers[IMP_LEVEL_HOST].capacity == 0) return;
     uint32_t e = find(p, key);
     if (e == IMP_NIL) {
         /* Without memory this use isn't counted; nothing else depends on it. */
@@ -202,11 +292,11 @@ void imp_policy_use(imp_policy *p, uint64_t key, float important_share)
         ghost_add(p, e);
     }
     imp_entry *x = &p->entries[e];
-    float share = important_share > 0 ? important_share < 1 ? important_share : 1 : 0; /* NaN: 0 */
     if (x->n_uses < UINT32_MAX) x->n_uses++;
-    x->share += (share - x->share) / (float)(x->n_uses < SHARE_WINDOW ? x->n_uses : SHARE_WINDOW);
+    share = share > 0 ? share < FLT_MAX ? share : FLT_MAX : 0; /* NaN: 0 */
+    if (p->ops->rank) x->rank = p->ops->rank(p, x, share);
     x->tick = ++p->tick;
-    if (x->present) {
+    if (x->level != IMP_LEVEL_NONE) {
         p->ops->used(p, e);
     } else {
         imp_entry_list_take(p, &p->ghosts, e);
@@ -215,65 +305,49 @@ void imp_policy_use(imp_policy *p, uint64_t key, float important_share)
     }
 }
 
-bool imp_policy_has(const imp_policy *p, uint64_t key)
+imp_level imp_policy_where(const imp_policy *p, uint64_t key)
 {
     uint32_t e = find(p, key);
-    return e != IMP_NIL && p->entries[e].present;
+    return e != IMP_NIL ? p->entries[e].level : IMP_LEVEL_NONE;
 }
 
-/* Does the policy let `e` in at the price of `victim`? */
-static bool worth(const imp_policy *p, uint32_t e, uint32_t victim)
+imp_level imp_policy_admit(imp_policy *p, uint64_t key, uint64_t n_bytes, imp_moved *moved)
 {
-    return !p->ops->selective || p->ops->rank(&p->entries[victim]) < p->ops->rank(&p->entries[e]);
-}
-
-bool imp_policy_admit(imp_policy *p, uint64_t key, uint64_t n_bytes, uint64_t *victims, size_t max_victims,
-                      size_t *n_victims)
-{
-    *n_victims = 0;
+    moved->n = 0;
     uint32_t e = find(p, key);
-    if (e != IMP_NIL && p->entries[e].present) return true;
-    if (n_bytes == 0 || n_bytes > p->capacity) return false;
     bool known = e != IMP_NIL;
+    if (n_bytes == 0 || (known && p->entries[e].level != IMP_LEVEL_NONE)) return IMP_LEVEL_NONE;
     if (!known) e = entry_new(p, key);
-    if (e == IMP_NIL) return false;
+    if (e == IMP_NIL) return IMP_LEVEL_NONE;
 
-    /* Take the victims out of the order one by one, chained by `next`, the latest first; then keep to it or undo it. */
-    uint32_t out = IMP_NIL;
-    size_t n_out = 0;
-    bool fits = true;
-    while (p->capacity - p->n_bytes < n_bytes) {
-        uint32_t v = p->ops->worst(p); /* there is one: something takes up the room */
-        fits = n_out < max_victims && worth(p, e, v);
-        if (!fits) break;
-        p->ops->leave(p, v);
-        p->n_bytes -= p->entries[v].n_bytes;
-        p->entries[v].next = out;
-        out = v;
-        victims[n_out++] = p->entries[v].key;
-    }
-    for (uint32_t v = out, next; v != IMP_NIL; v = next) {
-        next = p->entries[v].next;
-        if (fits) {
-            to_ghost(p, v);
-        } else {
-            p->n_bytes += p->entries[v].n_bytes;
-            p->ops->restore(p, v);
-        }
-    }
-    if (!fits) {
+    imp_entry_list out;
+    imp_level level = IMP_LEVEL_DEVICE;
+    while (level < IMP_LEVELS && !make_room(p, level, e, n_bytes, moved, &out)) level++;
+    if (level == IMP_LEVELS) {
         if (!known) entry_give_back(p, e);
-        return false;
+        return IMP_LEVEL_NONE;
     }
-    *n_victims = n_out;
     if (known) ghost_take(p, e);
     else table_put(p, e);
-    p->entries[e].present = true;
     p->entries[e].n_bytes = n_bytes;
-    p->entries[e].tick = ++p->tick;
-    p->n_bytes += n_bytes;
-    p->n_present++;
-    p->ops->enter(p, e);
+    enter(p, level, e);
+    if (level == IMP_LEVEL_DEVICE) demote(p, &out, moved);
+    else to_ghosts(p, &out);
+    ghosts_trim(p);
+    return level;
+}
+
+bool imp_policy_promote(imp_policy *p, uint64_t key, imp_moved *moved)
+{
+    moved->n = 0;
+    if (p->tiers[IMP_LEVEL_DEVICE].capacity == 0) return false;
+    uint32_t e = find(p, key);
+    imp_entry_list out;
+    if (e == IMP_NIL || p->entries[e].level != IMP_LEVEL_HOST) return false;
+    if (!make_room(p, IMP_LEVEL_DEVICE, e, p->entries[e].n_bytes, moved, &out)) return false;
+    leave(p, e); /* first: what it displaces may need the room */
+    enter(p, IMP_LEVEL_DEVICE, e);
+    demote(p, &out, moved);
     ghosts_trim(p);
     return true;
 }
@@ -281,13 +355,12 @@ bool imp_policy_admit(imp_policy *p, uint64_t key, uint64_t n_bytes, uint64_t *v
 void imp_policy_drop(imp_policy *p, uint64_t key)
 {
     uint32_t e = find(p, key);
-    if (e == IMP_NIL || !p->entries[e].present) return;
-    p->ops->leave(p, e);
-    p->n_bytes -= p->entries[e].n_bytes;
+    if (e == IMP_NIL || p->entries[e].level == IMP_LEVEL_NONE) return;
+    leave(p, e);
     to_ghost(p, e);
     ghosts_trim(p);
 }
 
-uint64_t imp_policy_bytes(const imp_policy *p) { return p->n_bytes; }
+uint64_t imp_policy_bytes(const imp_policy *p, imp_level level) { return p->tiers[level].n_bytes; }
 
-size_t imp_policy_count(const imp_policy *p) { return p->n_present; }
+size_t imp_policy_count(const imp_policy *p, imp_level level) { return p->tiers[level].n_entries; }

@@ -1,36 +1,43 @@
+/* host.c: the table of entries, and the moves that the policy decides.
+ *
+ * The policy's word comes first, under the lock; the bytes follow. A move holds its entry while it copies, and puts the
+ * copy in the entry's place only if that is still there and the policy still wants the chunk in that tier. Else the thread
+ * whose call changed the policy's mind has seen the entry and does what it takes. */
 #include "tier/host.h"
 
 #include <pthread.h>
-#include <stdbool.h>
 #include <string.h>
 
 #include "base/alloc.h"
 #include "base/hash.h"
 #include "base/status.h"
 #include "cache/cache.h"
+#include "tier/device.h"
 
 /* A chunk that comes in displaces at most so many; chunks differ in size by their region and layer only, so a few do. */
-#define MAX_VICTIMS 256
+#define MAX_MOVED 256
 
 struct imp_host_entry {
     imp_host_key key;
     uint64_t hash;
-    imp_host_entry *next; /* in its bucket; once evicted, in the list of victims to free */
+    imp_host_entry *next; /* in its bucket; out of the table, in a list to free */
+    void *bytes;          /* host: behind the entry; device: the device's */
     size_t n_bytes;
     uint32_t holders;
     bool on_device;
-    bool evicted;         /* no longer in the table; freed by the last holder */
+    bool gone;            /* no longer in the table; freed by the last holder */
 };
 
-/* The bytes follow the entry, at the start of a cache line. */
+/* The bytes follow the entry, at the start of a cache line. With the device they don't, and it counts the same there. */
 #define ENTRY_BYTES ((sizeof(imp_host_entry) + 63) / 64 * 64)
 
 struct imp_host {
     pthread_mutex_t mutex;
+    const imp_device *device;
     imp_policy *policy;       /* guarded by mutex, like all below */
     imp_host_entry **buckets; /* [n_buckets], a power of two */
     size_t n_buckets, n_entries;
-    uint64_t used_bytes, device_bytes;
+    uint64_t used_bytes[IMP_LEVELS];
 };
 
 static uint64_t key_hash(const imp_host_key *k)
@@ -44,14 +51,60 @@ static bool key_equal(const imp_host_key *a, const imp_host_key *b)
     return a->segment == b->segment && a->region == b->region && a->layer == b->layer && a->chunk == b->chunk;
 }
 
+/* ---- entries */
+
+static imp_level level_of(const imp_host_entry *e) { return e->on_device ? IMP_LEVEL_DEVICE : IMP_LEVEL_HOST; }
+
+static void entry_free(const imp_host *h, imp_host_entry *e)
+{
+    if (!e) return;
+    if (e->on_device) h->device->free(e->bytes);
+    imp_free(e);
+}
+
+static void free_all(const imp_host *h, imp_host_entry *list)
+{
+    for (imp_host_entry *next; list; list = next) {
+        next = list->next;
+        entry_free(h, list);
+    }
+}
+
+/* An entry with room for its bytes. NULL: no memory. */
+static imp_host_entry *entry_new(const imp_host *h, imp_level level, const imp_host_key *key, uint64_t hash,
+                                 size_t n_bytes)
+{
+    bool on_device = level == IMP_LEVEL_DEVICE;
+    imp_host_entry *e = imp_aligned(64, on_device ? sizeof *e : ENTRY_BYTES + n_bytes);
+    if (!e) return NULL;
+    *e = (imp_host_entry){.key = *key, .hash = hash, .n_bytes = n_bytes, .on_device = on_device};
+    e->bytes = on_device ? h->device->alloc(n_bytes) : (char *)e + ENTRY_BYTES;
+    if (e->bytes) return e;
+    imp_free(e);
+    return NULL;
+}
+
+/* Copy an entry into the other tier. NULL: no memory. */
+static imp_host_entry *entry_copy(const imp_host *h, const imp_host_entry *from)
+{
+    imp_level level = from->on_device ? IMP_LEVEL_HOST : IMP_LEVEL_DEVICE;
+    imp_host_entry *e = entry_new(h, level, &from->key, from->hash, from->n_bytes);
+    if (!e) return NULL;
+    if (e->on_device) h->device->copy_in(e->bytes, from->bytes, e->n_bytes);
+    else h->device->copy_out(e->bytes, from->bytes, e->n_bytes);
+    return e;
+}
+
 int imp_host_new(imp_cache kind, uint64_t host_budget, uint64_t device_budget, imp_host **out)
 {
     *out = NULL;
     imp_host *h = imp_calloc(1, sizeof *h);
-    if (!h) return imp_fail(IMP_E_NOMEM, "host tier: no memory");
+    if (!h) return imp_fail(IMP_E_NOMEM, "tiers: no memory");
+    h->device = &imp_device_memory;
     h->n_buckets = 256;
     h->buckets = imp_calloc(h->n_buckets, sizeof(imp_host_entry *));
-    int rc = h->buckets ? imp_policy_new(kind, host_budget + device_budget, &h->policy) : imp_fail(IMP_E_NOMEM, "host tier: no memory");
+    int rc = h->buckets ? imp_policy_new(kind, device_budget, host_budget, &h->policy)
+                        : imp_fail(IMP_E_NOMEM, "tiers: no memory");
     if (rc < 0) {
         imp_free(h->buckets);
         imp_free(h);
@@ -65,18 +118,14 @@ int imp_host_new(imp_cache kind, uint64_t host_budget, uint64_t device_budget, i
 void imp_host_free(imp_host *h)
 {
     if (!h) return;
-    for (size_t i = 0; i < h->n_buckets; i++) {
-        imp_host_entry *next;
-        for (imp_host_entry *e = h->buckets[i]; e; e = next) {
-            next = e->next;
-            imp_free(e);
-        }
-    }
+    for (size_t i = 0; i < h->n_buckets; i++) free_all(h, h->buckets[i]);
     imp_policy_free(h->policy);
     imp_free(h->buckets);
     pthread_mutex_destroy(&h->mutex);
     imp_free(h);
 }
+
+/* ---- the table; with the mutex held */
 
 /* The place that points to the entry with this hash, or to NULL. The hash is the policy's key, so there is at most one. */
 static imp_host_entry **find(imp_host *h, uint64_t hash)
@@ -106,6 +155,85 @@ static void grow(imp_host *h)
     h->n_buckets = n;
 }
 
+static void link_at(imp_host *h, imp_host_entry **at, imp_host_entry *e)
+{
+    e->next = *at;
+    *at = e;
+    h->used_bytes[level_of(e)] += ENTRY_BYTES + e->n_bytes;
+    if (++h->n_entries > h->n_buckets) grow(h);
+}
+
+/* Nobody holds it and it is out of the table: to be freed with the list, outside the lock. */
+static void bury(imp_host *h, imp_host_entry *e, imp_host_entry **dead)
+{
+    h->used_bytes[level_of(e)] -= ENTRY_BYTES + e->n_bytes;
+    e->next = *dead;
+    *dead = e;
+}
+
+static void unlink_at(imp_host *h, imp_host_entry **at, imp_host_entry **dead)
+{
+    imp_host_entry *e = *at;
+    *at = e->next;
+    h->n_entries--;
+    e->gone = true;
+    if (!e->holders) bury(h, e, dead);
+}
+
+static void let_go(imp_host *h, imp_host_entry *e, imp_host_entry **dead)
+{
+    if (--e->holders == 0 && e->gone) bury(h, e, dead);
+}
+
+/* ---- moves */
+
+/* Entries to move to the other tier, held. */
+typedef struct move_list {
+    imp_host_entry *from[MAX_MOVED], *copy[MAX_MOVED];
+    size_t n;
+} move_list;
+
+/* Do what the policy has decided about a key: out of the table with what is in no tier, and what is in the wrong one is
+ * noted. With the mutex held. */
+static void follow(imp_host *h, uint64_t hash, move_list *moves, imp_host_entry **dead)
+{
+    imp_host_entry **at = find(h, hash), *e = *at;
+    if (!e) return; /* admitted by another thread, which is still copying its bytes */
+    imp_level level = imp_policy_where(h->policy, hash);
+    if (level == IMP_LEVEL_NONE) {
+        unlink_at(h, at, dead);
+    } else if (level != level_of(e)) {
+        e->holders++;
+        moves->from[moves->n++] = e;
+    }
+}
+
+static void do_moves(imp_host *h, move_list *moves)
+{
+    if (moves->n == 0) return;
+    imp_host_entry *dead = NULL, *unused = NULL;
+    for (size_t i = 0; i < moves->n; i++) moves->copy[i] = entry_copy(h, moves->from[i]);
+    pthread_mutex_lock(&h->mutex);
+    for (size_t i = 0; i < moves->n; i++) {
+        imp_host_entry *e = moves->from[i], *copy = moves->copy[i], **at = find(h, e->hash);
+        imp_level target = e->on_device ? IMP_LEVEL_HOST : IMP_LEVEL_DEVICE;
+        if (*at == e && imp_policy_where(h->policy, e->hash) == target) {
+            unlink_at(h, at, &dead);
+            if (copy) link_at(h, at, copy);
+            else imp_policy_drop(h->policy, e->hash);
+        } else if (copy) {
+            copy->next = unused;
+            unused = copy;
+        }
+        let_go(h, e, &dead);
+    }
+    pthread_mutex_unlock(&h->mutex);
+    free_all(h, dead);
+    free_all(h, unused);
+}
+
+/* ---- get, use, put */
+
 imp_host_entry *imp_host_get(imp_host *h, const imp_host_key *key, size_t *n_bytes)
 {
     uint64_t hash = key_hash(key);
@@ -120,95 +248,79 @@ imp_host_entry *imp_host_get(imp_host *h, const imp_host_key *key, size_t *n_byt
     return e;
 }
 
-const void *imp_host_entry_bytes(const imp_host_entry *entry) { return (const char *)entry + ENTRY_BYTES; }
+const void *imp_host_entry_bytes(const imp_host_entry *entry) { return entry->bytes; }
+
+bool imp_host_entry_on_device(const imp_host_entry *entry) { return entry->on_device; }
 
 void imp_host_release(imp_host *h, imp_host_entry *entry)
 {
-    pthread_mutex_lock(&h->mutex);
-    bool last = --entry->holders == 0 && entry->evicted;
-    if (last) h->used_bytes -= ENTRY_BYTES + entry->n_bytes;
-    pthread_mutex_unlock(&h->mutex);
-    if (last) imp_free(entry);
-}
-
-void imp_host_use(imp_host *h, const imp_host_key *key, float important_share)
-{
-    pthread_mutex_lock(&h->mutex);
-    imp_policy_use(h->policy, key_hash(key), important_share);
-    pthread_mutex_unlock(&h->mutex);
-}
-
-/* Take the victims out of the table; returns those that nobody holds, to be freed outside the lock. */
-static imp_host_entry *evict(imp_host *h, const uint64_t *victims, size_t n)
-{
     imp_host_entry *dead = NULL;
-    for (size_t i = 0; i < n; i++) {
-        imp_host_entry **at = find(h, victims[i]);
-        imp_host_entry *e = *at;
-        if (!e) continue; /* admitted by another thread, which is still copying its bytes */
-        *at = e->next;
-        h->n_entries--;
-        e->evicted = true;
-        if (e->holders) continue;
-        h->used_bytes -= ENTRY_BYTES + e->n_bytes;
-        e->next = dead;
-        dead = e;
+    pthread_mutex_lock(&h->mutex);
+    let_go(h, entry, &dead);
+    pthread_mutex_unlock(&h->mutex);
+    free_all(h, dead);
+}
+
+void imp_host_use(imp_host *h, const imp_host_key *key, float share)
+{
+    uint64_t hash = key_hash(key), keys[MAX_MOVED];
+    imp_moved moved = {.keys = keys, .max = MAX_MOVED};
+    imp_host_entry *dead = NULL;
+
+    pthread_mutex_lock(&h->mutex);
+    imp_policy_use(h->policy, hash, share);
+    if (!imp_policy_promote(h->policy, hash, &moved)) {
+        pthread_mutex_unlock(&h->mutex);
+        return;
     }
-    return dead;
+    move_list down, up;
+    down.n = up.n = 0;
+    for (size_t i = 0; i < moved.n; i++) follow(h, keys[i], &down, &dead);
+    follow(h, hash, &up, &dead);
+    pthread_mutex_unlock(&h->mutex);
+    free_all(h, dead);
+    do_moves(h, &down); /* first, so that the device has the room */
+    do_moves(h, &up);
 }
 
 void imp_host_put(imp_host *h, const imp_host_key *key, const void *bytes, size_t n_bytes)
 {
-    uint64_t hash = key_hash(key), victims[MAX_VICTIMS];
-    size_t n_victims = 0;
-    imp_host_entry *dead = NULL, *next;
+    uint64_t hash = key_hash(key), keys[MAX_MOVED];
+    imp_moved moved = {.keys = keys, .max = MAX_MOVED};
+    imp_host_entry *dead = NULL;
+    move_list down;
+    down.n = 0;
 
     pthread_mutex_lock(&h->mutex);
-    bool wanted = !imp_policy_has(h->policy, hash) &&
-                  imp_policy_admit(h->policy, hash, ENTRY_BYTES + n_bytes, victims, MAX_VICTIMS, &n_victims);
-    if (wanted) dead = evict(h, victims, n_victims);
+    imp_level level = imp_policy_admit(h->policy, hash, ENTRY_BYTES + n_bytes, &moved);
+    for (size_t i = 0; i < moved.n; i++) follow(h, keys[i], &down, &dead);
     pthread_mutex_unlock(&h->mutex);
-    for (; dead; dead = next) {
-        next = dead->next;
-        imp_free(dead);
-    }
-    if (!wanted) return;
+    free_all(h, dead);
+    if (level == IMP_LEVEL_NONE) return;
+    do_moves(h, &down);
 
-    imp_host_entry *e = imp_aligned(64, ENTRY_BYTES + n_bytes);
-    if (e) {
-        *e = (imp_host_entry){.key = *key, .hash = hash, .n_bytes = n_bytes};
-        memcpy((char *)e + ENTRY_BYTES, bytes, n_bytes);
-    }
+    imp_host_entry *e = entry_new(h, level, key, hash, n_bytes);
+    if (e && e->on_device) h->device->copy_in(e->bytes, bytes, n_bytes);
+    else if (e) memcpy(e->bytes, bytes, n_bytes);
 
-    /* While we copied, others may have evicted the key again, and even admitted it anew. */
+    /* While we copied, others may have moved or evicted the key again, and even admitted it anew. */
     pthread_mutex_lock(&h->mutex);
     imp_host_entry **at = find(h, hash);
-    bool kept = e && !*at && imp_policy_has(h->policy, hash);
-    if (kept) {
-        *at = e;
-        h->used_bytes += ENTRY_BYTES + n_bytes;
-        if (++h->n_entries > h->n_buckets) grow(h);
-    } else if (!*at) {
-        imp_policy_drop(h->policy, hash);
-    }
+    bool kept = e && !*at && imp_policy_where(h->policy, hash) == level;
+    if (kept) link_at(h, at, e);
+    else if (!*at) imp_policy_drop(h->policy, hash);
     pthread_mutex_unlock(&h->mutex);
-    if (!kept) imp_free(e);
+    if (!kept) entry_free(h, e);
 }
 
-uint64_t imp_host_used_bytes(imp_host *h)
+static uint64_t bytes_of(imp_host *h, imp_level level)
 {
     pthread_mutex_lock(&h->mutex);
-    uint64_t n = h->used_bytes;
+    uint64_t n = h->used_bytes[level];
     pthread_mutex_unlock(&h->mutex);
     return n;
 }
 
-bool imp_host_entry_on_device(const imp_host_entry *entry) { return entry->on_device; }
+uint64_t imp_host_used_bytes(imp_host *h) { return bytes_of(h, IMP_LEVEL_HOST); }
 
-uint64_t imp_host_device_bytes(imp_host *h)
-{
-    pthread_mutex_lock(&h->mutex);
-    uint64_t n = h->device_bytes;
-    pthread_mutex_unlock(&h->mutex);
-    return n;
-}
+uint64_t imp_host_device_bytes(imp_host *h) { return bytes_of(h, IMP_LEVEL_DEVICE); }

@@ -1,4 +1,5 @@
-/* test_host.c: the host tier: what it gives is what was put, held bytes stay, the budget holds, threads may share it. */
+/* test_host.c: the tiers: what they give is what was put, held bytes stay whatever moves, each budget holds, every chunk is
+ * where the policy has it, threads may share them. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,6 +11,7 @@
 
 #include "base/alloc.h"
 #include "base/rng.h"
+#include "cache/cache.h"
 #include "support/support.h"
 #include "tier/host.h"
 
@@ -23,14 +25,18 @@ static imp_host_key key_of(uint64_t i)
 
 static size_t size_of(uint64_t i) { return 1 + (i * 7919) % MAX_BYTES; }
 
-static void put(imp_host *h, uint64_t i)
+static float share_of(uint64_t i) { return (float)(1 + i % 7) / 7; }
+
+static void put_shared(imp_host *h, uint64_t i, float share)
 {
     unsigned char bytes[MAX_BYTES];
     imp_host_key key = key_of(i);
     imp_test_fill(bytes, size_of(i), i, 0);
-    imp_host_use(h, &key, 1);
+    imp_host_use(h, &key, share);
     imp_host_put(h, &key, bytes, size_of(i));
 }
+
+static void put(imp_host *h, uint64_t i) { put_shared(h, i, share_of(i)); }
 
 static imp_host_entry *get(imp_host *h, uint64_t i)
 {
@@ -44,43 +50,142 @@ static imp_host_entry *get(imp_host *h, uint64_t i)
     return e;
 }
 
+static const uint64_t budgets[][2] = {{BUDGET, 0}, {0, BUDGET}, {BUDGET, BUDGET / 4}, {BUDGET / 4, BUDGET / 2}};
+
+enum { N_BUDGETS = sizeof budgets / sizeof *budgets };
+
+static void random_steps(imp_cache kind, uint64_t host, uint64_t device)
+{
+    imp_rng r;
+    imp_rng_seed(&r, imp_test_seed());
+    imp_host *h;
+    imp_host_entry *held[8] = {0};
+    uint64_t held_key[8];
+    size_t hits = 0, device_hits = 0;
+    assert_int_equal(imp_host_new(kind, host, device, &h), 0);
+    for (int step = 0; step < 6000; step++) {
+        uint64_t i = imp_rng_below(&r, 1 + imp_rng_below(&r, N_KEYS));
+        size_t slot = imp_rng_below(&r, 8);
+        if (held[slot]) {
+            assert_true(imp_test_filled(imp_host_entry_bytes(held[slot]), size_of(held_key[slot]), held_key[slot], 0));
+            imp_host_release(h, held[slot]);
+        }
+        held[slot] = get(h, i);
+        held_key[slot] = i;
+        if (held[slot]) {
+            imp_host_key key = key_of(i);
+            hits++;
+            device_hits += imp_host_entry_on_device(held[slot]);
+            imp_host_use(h, &key, share_of(i));
+        } else {
+            put(h, i);
+        }
+        /* Evicted and moved entries that are held still count: 8 at most. */
+        assert_true(imp_host_used_bytes(h) <= host + 8 * (MAX_BYTES + 128));
+        assert_true(imp_host_device_bytes(h) <= device + 8 * (MAX_BYTES + 128));
+    }
+    assert_true(hits > 1000);
+    assert_true(host == 0 ? device_hits == hits : device == 0 ? device_hits == 0 : device_hits > hits / 10);
+    for (int slot = 0; slot < 8; slot++) {
+        if (held[slot]) imp_host_release(h, held[slot]);
+    }
+    assert_true(imp_host_used_bytes(h) <= host && imp_host_used_bytes(h) >= host / 2);
+    assert_true(imp_host_device_bytes(h) <= device && imp_host_device_bytes(h) >= device / 2);
+    imp_host_free(h);
+}
+
 static void test_random(void **state)
 {
     (void)state;
-    static const imp_cache kinds[] = {IMP_CACHE_LRU, IMP_CACHE_LFU, IMP_CACHE_SCORE};
-    for (int kind = 0; kind < 3; kind++) {
-        imp_rng r;
-        imp_rng_seed(&r, imp_test_seed());
-        imp_host *h;
-        imp_host_entry *held[8] = {0};
-        uint64_t held_key[8];
-        size_t hits = 0;
-        assert_int_equal(imp_host_new(kinds[kind], BUDGET, 0, &h), 0);
-        for (int step = 0; step < 20000; step++) {
-            uint64_t i = imp_rng_below(&r, N_KEYS);
-            size_t slot = imp_rng_below(&r, 8);
-            if (held[slot]) {
-                assert_true(imp_test_filled(imp_host_entry_bytes(held[slot]), size_of(held_key[slot]), held_key[slot], 0));
-                imp_host_release(h, held[slot]);
-            }
-            held[slot] = get(h, i);
-            held_key[slot] = i;
-            if (held[slot]) {
-                hits++;
-            } else {
-                put(h, i);
-            }
-            /* Evicted entries that are held still count: 8 at most. */
-            assert_true(imp_host_used_bytes(h) <= BUDGET + 8 * (MAX_BYTES + 128));
-        }
-        assert_true(hits > 1000);
-        for (int slot = 0; slot < 8; slot++) {
-            if (held[slot]) imp_host_release(h, held[slot]);
-        }
-        assert_true(imp_host_used_bytes(h) <= BUDGET);
-        assert_true(imp_host_used_bytes(h) > BUDGET / 2);
-        imp_host_free(h);
+    for (imp_cache kind = IMP_CACHE_LRU; kind <= IMP_CACHE_ATTENTION; kind++) {
+        for (size_t i = 0; i < N_BUDGETS; i++) random_steps(kind, budgets[i][0], budgets[i][1]);
     }
+}
+
+/* With nothing held, each chunk is in the one tier in which a policy of our own, told the same, has it; and the tiers' sizes
+ * are the policy's. */
+static void as_the_policy_says(imp_cache kind, uint64_t host, uint64_t device)
+{
+    imp_rng r;
+    imp_rng_seed(&r, imp_test_seed());
+    imp_host *h;
+    imp_policy *p;
+    uint64_t keys[256], entry_bytes = 0;
+    imp_moved moved = {.keys = keys, .max = 256};
+    assert_int_equal(imp_host_new(kind, host, device, &h), 0);
+    put(h, 0);
+    entry_bytes = imp_host_used_bytes(h) + imp_host_device_bytes(h) - size_of(0); /* that each entry counts besides its bytes */
+    assert_int_equal(imp_policy_new(kind, device, host, &p), 0);
+    imp_policy_use(p, 0, share_of(0));
+    (void)imp_policy_admit(p, 0, entry_bytes + size_of(0), &moved);
+    for (int step = 0; step < 1500; step++) {
+        uint64_t i = imp_rng_below(&r, 1 + imp_rng_below(&r, N_KEYS));
+        float share = (float)imp_rng_unit(&r);
+        put_shared(h, i, share);
+        imp_policy_use(p, i, share);
+        (void)imp_policy_promote(p, i, &moved);
+        (void)imp_policy_admit(p, i, entry_bytes + size_of(i), &moved);
+        assert_int_equal(imp_host_used_bytes(h), imp_policy_bytes(p, IMP_LEVEL_HOST));
+        assert_int_equal(imp_host_device_bytes(h), imp_policy_bytes(p, IMP_LEVEL_DEVICE));
+        assert_true(imp_host_used_bytes(h) <= host && imp_host_device_bytes(h) <= device);
+        for (uint64_t k = 0; k < N_KEYS; k++) {
+            imp_host_key key = key_of(k);
+            size_t n;
+            imp_host_entry *e = imp_host_get(h, &key, &n);
+            imp_level level = !e ? IMP_LEVEL_NONE : imp_host_entry_on_device(e) ? IMP_LEVEL_DEVICE : IMP_LEVEL_HOST;
+            assert_int_equal(level, imp_policy_where(p, k));
+            if (e) imp_host_release(h, e);
+        }
+    }
+    for (uint64_t k = 0; k < N_KEYS; k++) {
+        imp_host_entry *e = get(h, k);
+        if (e) imp_host_release(h, e);
+    }
+    imp_policy_free(p);
+    imp_host_free(h);
+}
+
+static void test_as_the_policy_says(void **state)
+{
+    (void)state;
+    for (imp_cache kind = IMP_CACHE_LRU; kind <= IMP_CACHE_ATTENTION; kind++) {
+        for (size_t i = 0; i < N_BUDGETS; i++) as_the_policy_says(kind, budgets[i][0], budgets[i][1]);
+    }
+}
+
+/* What is held stays as it is, in whichever tier it was got from, while its chunk goes up, down and out. */
+static void test_held_while_it_moves(void **state)
+{
+    (void)state;
+    imp_host *h;
+    unsigned char bytes[1000];
+    size_t n;
+    imp_host_key a = {.segment = 1}, b = {.segment = 2}, c = {.segment = 3};
+    assert_int_equal(imp_host_new(IMP_CACHE_LRU, 1100, 1100, &h), 0);
+    memset(bytes, 'a', sizeof bytes);
+    imp_host_put(h, &a, bytes, sizeof bytes);
+    imp_host_entry *in_front = imp_host_get(h, &a, &n);
+    assert_true(imp_host_entry_on_device(in_front));
+    memset(bytes, 'b', sizeof bytes);
+    imp_host_put(h, &b, bytes, sizeof bytes); /* a goes down */
+    imp_host_entry *behind = imp_host_get(h, &a, &n);
+    assert_false(imp_host_entry_on_device(behind));
+    assert_true(imp_host_device_bytes(h) > 2000); /* a's old bytes, which are held, and b's */
+    imp_host_use(h, &a, 1); /* a goes up again, and b down */
+    imp_host_entry *again = imp_host_get(h, &a, &n);
+    assert_true(imp_host_entry_on_device(again) && again != in_front);
+    assert_true(imp_host_entry_on_device(in_front) && !imp_host_entry_on_device(behind));
+    imp_host_put(h, &c, bytes, sizeof bytes); /* a goes down, b out */
+    imp_host_put(h, &b, bytes, sizeof bytes); /* c goes down, a out */
+    assert_null(imp_host_get(h, &a, &n));
+    imp_host_entry *const all[] = {in_front, behind, again};
+    for (int i = 0; i < 3; i++) {
+        const char *held = imp_host_entry_bytes(all[i]);
+        for (size_t k = 0; k < sizeof bytes; k++) assert_int_equal(held[k], 'a');
+        imp_host_release(h, all[i]);
+    }
+    assert_true(imp_host_device_bytes(h) <= 1100 && imp_host_used_bytes(h) <= 1100);
+    imp_host_free(h);
 }
 
 static void test_lru_and_limits(void **state)
@@ -111,13 +216,12 @@ static void test_lru_and_limits(void **state)
     imp_host_free(NULL);
 }
 
-static void test_no_memory(void **state)
+static void no_memory(uint64_t host, uint64_t device)
 {
-    (void)state;
     imp_host *h;
     for (uint64_t n = 1;; n++) {
         imp_alloc_fail_at(n, 0);
-        int rc = imp_host_new(IMP_CACHE_LRU, BUDGET, 0, &h);
+        int rc = imp_host_new(IMP_CACHE_LRU, host, device, &h);
         uint64_t made = imp_alloc_fail_at(0, 0);
         if (rc == 0) {
             imp_host_free(h);
@@ -127,13 +231,14 @@ static void test_no_memory(void **state)
         assert_int_equal(rc, IMP_E_NOMEM);
         assert_null(h);
     }
-    assert_int_equal(imp_host_new(IMP_CACHE_LRU, 1 << 20, 0, &h), 0);
-    for (uint64_t i = 0; i < N_KEYS; i++) { /* more than the first table has buckets, each step failing somewhere */
-        imp_alloc_fail_at(1 + i % 3, 0);
-        put(h, i);
+    assert_int_equal(imp_host_new(IMP_CACHE_LRU, host, device, &h), 0);
+    for (uint64_t i = 0; i < 3 * N_KEYS; i++) { /* more than the first table has buckets, each step failing somewhere */
+        imp_alloc_fail_at(1 + i % 5, 0);
+        put(h, i % N_KEYS);
         imp_alloc_fail_at(0, 0);
-        imp_host_entry *e = get(h, i);
+        imp_host_entry *e = get(h, i % N_KEYS);
         if (e) imp_host_release(h, e);
+        assert_true(imp_host_used_bytes(h) <= host && imp_host_device_bytes(h) <= device);
     }
     for (uint64_t i = 0; i < N_KEYS; i++) {
         put(h, i);
@@ -144,18 +249,34 @@ static void test_no_memory(void **state)
     imp_host_free(h);
 }
 
+static void test_no_memory(void **state)
+{
+    (void)state;
+    no_memory(1 << 20, 0);
+    no_memory(0, 1 << 20);
+    no_memory(200000, 100000); /* with moves */
+}
+
+typedef struct hammer_args {
+    imp_host *h;
+    uint64_t seed;
+} hammer_args;
+
 static void *hammer(void *arg)
 {
-    imp_host *h = arg;
+    const hammer_args *a = arg;
     imp_rng r;
-    imp_rng_seed(&r, imp_test_seed() + (uint64_t)(uintptr_t)&r);
+    imp_rng_seed(&r, a->seed);
     for (int step = 0; step < 4000; step++) {
-        uint64_t i = imp_rng_below(&r, N_KEYS);
-        imp_host_entry *e = get(h, i);
+        uint64_t i = imp_rng_below(&r, 1 + imp_rng_below(&r, N_KEYS));
+        imp_host_entry *e = get(a->h, i);
         if (e) {
-            imp_host_release(h, e);
+            imp_host_key key = key_of(i);
+            imp_host_use(a->h, &key, share_of(i));
+            assert_true(imp_test_filled(imp_host_entry_bytes(e), size_of(i), i, 0));
+            imp_host_release(a->h, e);
         } else {
-            put(h, i);
+            put(a->h, i);
         }
     }
     return NULL;
@@ -164,19 +285,30 @@ static void *hammer(void *arg)
 static void test_threads(void **state)
 {
     (void)state;
-    imp_host *h;
-    pthread_t threads[4];
-    assert_int_equal(imp_host_new(IMP_CACHE_LRU, BUDGET, 0, &h), 0);
-    for (int i = 0; i < 4; i++) assert_int_equal(pthread_create(&threads[i], NULL, hammer, h), 0);
-    for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
-    assert_true(imp_host_used_bytes(h) <= BUDGET);
-    imp_host_free(h);
+    for (imp_cache kind = IMP_CACHE_LRU; kind <= IMP_CACHE_ATTENTION; kind++) {
+        for (size_t b = 0; b < N_BUDGETS; b++) {
+            imp_host *h;
+            pthread_t threads[4];
+            hammer_args args[4];
+            assert_int_equal(imp_host_new(kind, budgets[b][0], budgets[b][1], &h), 0);
+            for (uint64_t i = 0; i < 4; i++) {
+                args[i] = (hammer_args){.h = h, .seed = imp_test_seed() + i};
+                assert_int_equal(pthread_create(&threads[i], NULL, hammer, &args[i]), 0);
+            }
+            for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
+            assert_true(imp_host_used_bytes(h) <= budgets[b][0]);
+            assert_true(imp_host_device_bytes(h) <= budgets[b][1]);
+            imp_host_free(h);
+        }
+    }
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random),
+        cmocka_unit_test(test_as_the_policy_says),
+        cmocka_unit_test(test_held_while_it_moves),
         cmocka_unit_test(test_lru_and_limits),
         cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_threads),
