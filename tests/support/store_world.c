@@ -22,12 +22,28 @@ void imp_world_opts(imp_store_opts *opts)
     opts->io_mode = IMP_IO_THREADS;
 }
 
+void imp_world_rich_opts(imp_store_opts *opts)
+{
+    imp_world_opts(opts);
+    opts->order = IMP_ORDER_CORE;
+    opts->rest = IMP_REST_Q8;
+    opts->keep = IMP_KEEP_SKETCH | IMP_KEEP_PROBE | IMP_KEEP_PAIRED;
+    opts->n_probe_heads = 1;
+    opts->reorder_period_s = UINT32_MAX;
+}
+
 int imp_world_open(imp_world *w, const char *dir, const imp_store_opts *opts, const char *salt)
 {
     imp_layer_shape layers[WORLD_LAYERS];
+    imp_rope ropes[WORLD_LAYERS];
+    uint32_t n_heads[WORLD_LAYERS];
     imp_store_opts usual;
     imp_world_opts(&usual);
-    for (int i = 0; i < WORLD_LAYERS; i++) layers[i] = (imp_layer_shape){WORLD_HEADS, WORLD_DIM, WORLD_DIM};
+    for (int i = 0; i < WORLD_LAYERS; i++) {
+        layers[i] = (imp_layer_shape){WORLD_HEADS, WORLD_DIM, WORLD_DIM};
+        ropes[i] = (imp_rope){IMP_ROPE_NEOX, 0, WORLD_DIM, 10000.0f, 1.0f, .attn_factor = 1.0f};
+        n_heads[i] = WORLD_QUERY_HEADS;
+    }
     imp_space_desc desc = {
         .struct_bytes = sizeof desc,
         .model_name = "small",
@@ -38,6 +54,8 @@ int imp_world_open(imp_world *w, const char *dir, const imp_store_opts *opts, co
         .n_layers = WORLD_LAYERS,
         .layers = layers,
         .salt = salt,
+        .ropes = ropes,
+        .n_heads = n_heads,
     };
     *w = (imp_world){0};
     int rc = imp_store_open(dir, opts ? opts : &usual, &w->store);
@@ -64,6 +82,22 @@ static void make_row(imp_hash128 h, uint32_t layer, bool value, uint16_t *out)
     }
 }
 
+/* Queries of the last tokens, which `h` names. */
+static int commit_queries(imp_commit *c, size_t n, imp_hash128 h)
+{
+    float rows[WORLD_QUERY_ROWS * WORLD_QUERY_HEADS * WORLD_DIM];
+    imp_query q = {rows, WORLD_QUERY_HEADS * WORLD_DIM, WORLD_DIM, n < WORLD_QUERY_ROWS ? n : WORLD_QUERY_ROWS,
+                   WORLD_QUERY_HEADS, 0.2f, 0};
+    imp_rng rng;
+    imp_rng_seed(&rng, h.lo ^ h.hi * 37);
+    int rc = 0;
+    for (uint32_t l = 0; rc == 0 && l < WORLD_LAYERS; l++) {
+        for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) rows[i] = (float)(imp_rng_unit(&rng) * 2 - 1);
+        rc = imp_commit_queries(c, l, n - q.n_rows, &q);
+    }
+    return rc == IMP_E_NOMEM || rc == IMP_E_BUSY ? 0 : rc; /* advisory */
+}
+
 int imp_world_commit(imp_world *w, const int32_t *tokens, size_t n, size_t first_new, unsigned flags, bool *staged)
 {
     imp_commit *c;
@@ -81,6 +115,8 @@ int imp_world_commit(imp_world *w, const int32_t *tokens, size_t n, size_t first
             rc = imp_commit_rows(c, l, i, 1, k, WORLD_ROW, v, WORLD_ROW);
         }
     }
+    const imp_store_opts *opts = imp_store_options(w->store);
+    if (rc == 0 && (opts->order != IMP_ORDER_TOKEN || opts->keep != 0)) rc = commit_queries(c, n, h);
     if (rc < 0) {
         imp_commit_cancel(c);
         return rc;

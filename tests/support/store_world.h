@@ -10,7 +10,14 @@
 #include "impress/impress.h"
 #include "store/store.h"
 
-enum { WORLD_LAYERS = 2, WORLD_HEADS = 2, WORLD_DIM = 32, WORLD_ROW = WORLD_HEADS * WORLD_DIM * 2 };
+enum {
+    WORLD_LAYERS = 2,
+    WORLD_HEADS = 2,
+    WORLD_DIM = 32,
+    WORLD_ROW = WORLD_HEADS * WORLD_DIM * 2,
+    WORLD_QUERY_HEADS = 4,
+    WORLD_QUERY_ROWS = 10
+};
 
 typedef struct imp_world {
     imp_store *store;
@@ -19,11 +26,13 @@ typedef struct imp_world {
 
 /* Options for small tests: min_store 4, segments of 64 tokens, chunks of 16. */
 void imp_world_opts(imp_store_opts *opts);
+/* The same with all that a store can keep, 8 bits, and the core of each layer first; nothing is reordered by itself. */
+void imp_world_rich_opts(imp_store_opts *opts);
 /* Open store and space; `opts` NULL: imp_world_opts(). `salt` NULL: the usual space. The status of imp_store_open(). */
 int imp_world_open(imp_world *w, const char *dir, const imp_store_opts *opts, const char *salt);
 void imp_world_close(imp_world *w);
 
-/* Commit tokens [first_new, n) with their right rows. The status of begin or finish; *staged (may be NULL): whether
+/* Commit tokens [first_new, n) with their right rows, and with queries if the store's options have a use for them. The status of begin or finish; *staged (may be NULL): whether
  * there was anything to store. Doesn't flush. */
 int imp_world_commit(imp_world *w, const int32_t *tokens, size_t n, size_t first_new, unsigned flags, bool *staged);
 

@@ -758,8 +758,21 @@ static void bad_places(void **state)
     opts.chunk_tokens = 17;
     assert_int_equal(imp_store_open(sub, &opts, &store), IMP_E_ARG);
     opts.chunk_tokens = 0;
+    opts.order = IMP_ORDER_CORE + 1;
+    assert_int_equal(imp_store_open(sub, &opts, &store), IMP_E_ARG);
     opts.order = IMP_ORDER_CORE;
-    assert_int_equal(imp_store_open(sub, &opts, &store), IMP_E_UNSUPPORTED);
+    opts.rest = IMP_REST_Q4 + 1;
+    assert_int_equal(imp_store_open(sub, &opts, &store), IMP_E_ARG);
+    opts.rest = IMP_REST_Q4;
+    opts.cache = IMP_CACHE_ATTENTION + 1;
+    assert_int_equal(imp_store_open(sub, &opts, &store), IMP_E_ARG);
+    opts.cache = IMP_CACHE_ATTENTION;
+    opts.keep = 8;
+    assert_int_equal(imp_store_open(sub, &opts, &store), IMP_E_ARG);
+    opts.keep = 7;
+    opts.probe_spread = 2;
+    assert_int_equal(imp_store_open(sub, &opts, &store), IMP_E_ARG);
+    opts.probe_spread = 1;
     assert_int_equal(access(sub, F_OK), -1); /* nothing was made */
 
     /* a link to a store is one; a link inside it isn't followed */
