@@ -17,6 +17,7 @@ enum {
 
 struct imp_session {
     imp_store *store;
+    imp_ropes *ropes;
     pthread_mutex_t mutex; /* guards all below */
     imp_tier *tier;
     bool warned;           /* that requests disagree about the tier's policy */
@@ -29,6 +30,9 @@ static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
 
 static void channel_free(imp_channel *c)
 {
+    imp_chooser_free(c->chooser);
+    imp_free(c->wide);
+    imp_free(c->query);
     imp_scorer_free(c->scorer);
     imp_pool_free(c->pool);
     imp_io_queue_free(c->queue);
@@ -50,6 +54,7 @@ static void session_free(void *object)
         channel_free(c);
     }
     tier_free(s->tier);
+    imp_ropes_free(s->ropes);
     pthread_mutex_destroy(&s->mutex);
     imp_free(s);
 }
@@ -60,9 +65,15 @@ int imp_session_of(imp_store *store, imp_session **out)
     pthread_mutex_lock(&making);
     imp_session *s = imp_store_attached(store);
     if (!s) {
+        imp_ropes *ropes = NULL;
         s = imp_calloc(1, sizeof *s);
+        if (s && imp_ropes_new(&ropes) < 0) {
+            imp_free(s);
+            s = NULL;
+        }
         if (s) {
             s->store = store;
+            s->ropes = ropes;
             pthread_mutex_init(&s->mutex, NULL);
             imp_store_attach(store, s, session_free);
         } else {
@@ -180,13 +191,27 @@ static unsigned score_threads(void)
     return n < 1 ? 1 : n > MAX_SCORE_THREADS ? MAX_SCORE_THREADS : (unsigned)n;
 }
 
-int imp_channel_scorer(imp_channel *c, size_t tokens, size_t rows, uint32_t heads, uint32_t head_dim)
+static int grow_query(imp_channel *c, size_t rows, uint32_t heads, uint32_t head_dim)
 {
+    size_t n = rows * heads * head_dim; /* as many as the caller has in memory */
+    if (n <= c->max_query) return 0;
+    float *query = imp_realloc_array(NULL, n, sizeof *query);
+    if (!query) return imp_fail(IMP_E_NOMEM, "no memory for %zu rows of queries", rows);
+    imp_free(c->query);
+    c->query = query;
+    c->max_query = n;
+    return 0;
+}
+
+int imp_channel_scorer(imp_channel *c, size_t tokens, size_t rows, uint32_t heads, uint32_t head_dim, bool keep)
+{
+    int rc = keep ? grow_query(c, rows, heads, head_dim) : 0;
+    if (rc < 0) return rc;
     if (c->scorer && tokens <= c->max_tokens && rows <= c->max_rows && heads <= c->max_heads &&
         head_dim <= c->max_head_dim)
         return 0;
     if (!c->pool) {
-        int rc = imp_pool_new(score_threads(), &c->pool);
+        rc = imp_pool_new(score_threads(), &c->pool);
         if (rc < 0) return rc;
     }
     /* It grows in every direction at once, and in steps, so that prompts of changing lengths don't make it anew each time. */
@@ -197,7 +222,7 @@ int imp_channel_scorer(imp_channel *c, size_t tokens, size_t rows, uint32_t head
     tokens = imp_round_up(tokens, 1024);
 
     imp_scorer *scorer;
-    int rc = imp_scorer_new(tokens, rows, heads, head_dim, c->pool, &scorer);
+    rc = imp_scorer_new(tokens, rows, heads, head_dim, c->pool, &scorer);
     if (rc < 0) return rc;
     imp_scorer_free(c->scorer);
     c->scorer = scorer;
@@ -207,3 +232,33 @@ int imp_channel_scorer(imp_channel *c, size_t tokens, size_t rows, uint32_t head
     c->max_head_dim = head_dim;
     return 0;
 }
+
+int imp_channel_wide(imp_channel *c, size_t n_bytes)
+{
+    if (n_bytes <= c->wide_bytes) return 0;
+    unsigned char *wide = imp_aligned(64, n_bytes);
+    if (!wide) return imp_fail(IMP_E_NOMEM, "no memory for the keys of a layer");
+    imp_free(c->wide);
+    c->wide = wide;
+    c->wide_bytes = n_bytes;
+    return 0;
+}
+
+int imp_channel_chooser(imp_channel *c, size_t tokens, size_t pages)
+{
+    if (c->chooser && tokens <= c->max_choose && pages <= c->max_pages) return 0;
+    if (tokens < c->max_choose) tokens = c->max_choose;
+    if (pages < c->max_pages) pages = c->max_pages;
+    tokens = imp_round_up(tokens, 1024);
+    pages = imp_round_up(pages, 64);
+    imp_chooser *chooser;
+    int rc = imp_chooser_new(tokens, pages, &chooser);
+    if (rc < 0) return rc;
+    imp_chooser_free(c->chooser);
+    c->chooser = chooser;
+    c->max_choose = tokens;
+    c->max_pages = pages;
+    return 0;
+}
+
+imp_ropes *imp_session_ropes(imp_session *session) { return session->ropes; }

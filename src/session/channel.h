@@ -12,7 +12,9 @@
 #include "base/pool.h"
 #include "impress/impress.h"
 #include "io/io.h"
+#include "select/pages.h"
 #include "select/select.h"
+#include "session/ropes.h"
 #include "tier/host.h"
 
 typedef struct imp_channel imp_channel;
@@ -27,6 +29,12 @@ struct imp_channel {
     imp_scorer *scorer;
     size_t max_tokens, max_rows; /* what the scorer is made for */
     uint32_t max_heads, max_head_dim;
+    float *query;            /* the rows that score, kept for later */
+    size_t max_query;        /* floats */
+    unsigned char *wide;     /* all keys of a layer, widened or rebuilt */
+    size_t wide_bytes;
+    imp_chooser *chooser;
+    size_t max_choose, max_pages;
 };
 
 /* The session of a store: idle channels and the host tier. Made at the first call, freed with the store. */
@@ -49,7 +57,13 @@ void imp_tier_give(imp_session *session, imp_tier *tier); /* NULL is allowed */
 int imp_channel_take(imp_session *session, size_t arena_bytes, imp_channel **out);
 void imp_channel_give(imp_session *session, imp_channel *channel);
 
-/* Make sure that channel->scorer can do so much. */
-int imp_channel_scorer(imp_channel *channel, size_t tokens, size_t rows, uint32_t heads, uint32_t head_dim);
+/* Make sure that channel->scorer can do so much, and with `keep` that channel->query holds so many rows. */
+int imp_channel_scorer(imp_channel *channel, size_t tokens, size_t rows, uint32_t heads, uint32_t head_dim, bool keep);
+/* The same for channel->wide (which may lose what is in it) and channel->chooser. */
+int imp_channel_wide(imp_channel *channel, size_t n_bytes);
+int imp_channel_chooser(imp_channel *channel, size_t tokens, size_t pages);
+
+/* Tables that the store's loads share. */
+imp_ropes *imp_session_ropes(imp_session *session);
 
 #endif

@@ -55,6 +55,7 @@ int imp_prefix_acquire(imp_space *space, const int32_t *tokens, size_t n_tokens,
     imp_lease *lease = imp_calloc(1, sizeof *lease);
     if (!lease) return imp_fail(IMP_E_NOMEM, "no memory for a lease");
     lease->store = space->store;
+    lease->turns = imp_turns_hold(space->turns);
     atomic_init(&lease->n_users, 1);
 
     int rc = 0;
@@ -63,6 +64,7 @@ int imp_prefix_acquire(imp_space *space, const int32_t *tokens, size_t n_tokens,
                              &lease->path, &header_bytes);
     atomic_init(&lease->header_bytes, header_bytes);
     if (rc < 0) {
+        imp_turns_drop(lease->turns);
         imp_free(lease);
         return rc;
     }
@@ -101,6 +103,7 @@ void imp_lease_drop(imp_lease *lease)
 {
     if (atomic_fetch_sub(&lease->n_users, 1) > 1) return;
     imp_store_unpin(lease->store, &lease->path);
+    imp_turns_drop(lease->turns);
     imp_free(lease);
 }
 

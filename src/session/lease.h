@@ -11,6 +11,7 @@
 
 struct imp_lease {
     imp_store *store;
+    imp_turns *turns;      /* the space's; NULL: nothing is known */
     imp_path path;         /* as the store pinned it; unpinned the same way */
     size_t n_tokens;       /* of the path: what the lease covers */
     atomic_uint_least64_t header_bytes; /* read by the match; the first load takes them into its figures */

@@ -3,6 +3,31 @@
 #include "base/alloc.h"
 #include "base/status.h"
 
+/* Where the pieces of a span are, the first of them being `piece`. */
+static void list_pieces(imp_plan_span *s, uint32_t piece, uint32_t unit)
+{
+    const imp_seg_layout *layout = s->seg->layout;
+    const imp_seg_meta *meta = imp_seg_layout_meta(layout);
+    uint32_t per_chunk = meta->chunk_tokens;
+    uint32_t first = s->seg->maps ? 0 : s->segment_first / per_chunk;
+    uint32_t last = ((s->seg->maps ? meta->n_tokens : s->segment_first + s->n_tokens) - 1) / per_chunk;
+    s->first_piece = piece;
+    s->first_unit = unit;
+    s->first_chunk = first;
+    s->n_chunks = last - first + 1;
+    s->paired = meta->paired;
+    s->scales = imp_seg_region_chunks(layout, IMP_REGION_SCALES) ? piece++ : IMP_PLAN_NONE;
+    s->sketch = imp_seg_region_chunks(layout, IMP_REGION_SKETCH) ? piece++ : IMP_PLAN_NONE;
+    s->probe = imp_seg_region_chunks(layout, IMP_REGION_PROBE) ? piece++ : IMP_PLAN_NONE;
+    s->keys = s->values = piece;
+    piece += s->n_chunks;
+    if (!s->paired) {
+        s->values = piece;
+        piece += s->n_chunks;
+    }
+    s->n_pieces = piece - s->first_piece;
+}
+
 int imp_plan_new(const imp_span *spans, size_t n_spans, size_t n_tokens, imp_plan *out)
 {
     *out = (imp_plan){0};
@@ -12,7 +37,6 @@ int imp_plan_new(const imp_span *spans, size_t n_spans, size_t n_tokens, imp_pla
     size_t n = 0, done = 0;
     for (size_t i = 0; i < n_spans && done < n_tokens; i++) {
         const imp_span *s = &spans[i];
-        const imp_seg_meta *meta = imp_seg_layout_meta(s->seg->layout);
         uint32_t take = s->n_tokens < n_tokens - done ? s->n_tokens : (uint32_t)(n_tokens - done);
         /* A node that was split off goes on where its parent ends in the same segment: one span for us, so that the
          * chunk they share is read once. */
@@ -20,27 +44,19 @@ int imp_plan_new(const imp_span *spans, size_t n_spans, size_t n_tokens, imp_pla
         if (last && last->seg == s->seg && last->segment_first + last->n_tokens == s->segment_first) {
             last->n_tokens += take;
         } else {
-            list[n++] = (imp_plan_span){
-                .seg = s->seg,
-                .prefix_first = (uint32_t)done,
-                .segment_first = s->segment_first,
-                .n_tokens = take,
-                .n_scales = meta->rest == IMP_REST_Q8,
-            };
+            list[n++] = (imp_plan_span){.seg = s->seg, .prefix_first = (uint32_t)done,
+                                        .segment_first = s->segment_first, .n_tokens = take};
         }
         done += take;
     }
 
-    size_t n_pieces = 0;
+    *out = (imp_plan){.spans = list, .n_spans = n, .n_tokens = done};
     for (size_t i = 0; i < n; i++) {
-        imp_plan_span *s = &list[i];
-        uint32_t per_chunk = imp_seg_layout_meta(s->seg->layout)->chunk_tokens;
-        s->first_piece = (uint32_t)n_pieces;
-        s->first_chunk = s->segment_first / per_chunk;
-        s->n_chunks = (s->segment_first + s->n_tokens - 1) / per_chunk - s->first_chunk + 1;
-        n_pieces += s->n_scales + 2 * (size_t)s->n_chunks;
+        list_pieces(&list[i], (uint32_t)out->n_pieces, (uint32_t)out->n_units);
+        out->n_pieces += list[i].n_pieces;
+        out->n_units += list[i].n_chunks;
+        out->mapped |= list[i].seg->maps != NULL;
     }
-    *out = (imp_plan){.spans = list, .n_spans = n, .n_pieces = n_pieces, .n_tokens = done};
     return 0;
 }
 
@@ -50,42 +66,50 @@ void imp_plan_clear(imp_plan *plan)
     *plan = (imp_plan){0};
 }
 
-imp_plan_rows imp_plan_chunk_rows(const imp_plan_span *span, uint32_t i)
+uint32_t imp_plan_slots(const imp_plan_span *span, uint32_t i, uint32_t *first)
 {
-    uint32_t per_chunk = imp_seg_layout_meta(span->seg->layout)->chunk_tokens;
-    uint32_t chunk_first = (span->first_chunk + i) * per_chunk; /* in the segment, as the next two */
-    uint32_t end = span->segment_first + span->n_tokens;
-    uint32_t first = chunk_first > span->segment_first ? chunk_first : span->segment_first;
-    uint32_t last = chunk_first + per_chunk < end ? chunk_first + per_chunk : end;
-    return (imp_plan_rows){
-        .prefix_first = span->prefix_first + (first - span->segment_first),
-        .n_tokens = last - first,
-        .skip = first - chunk_first,
-    };
+    const imp_seg_meta *meta = imp_seg_layout_meta(span->seg->layout);
+    *first = (span->first_chunk + i) * meta->chunk_tokens;
+    return meta->n_tokens - *first < meta->chunk_tokens ? meta->n_tokens : *first + meta->chunk_tokens;
 }
 
-imp_region imp_plan_piece_region(const imp_plan_span *span, uint32_t at, uint32_t *chunk)
+void imp_plan_units(const imp_plan *plan, uint32_t layer, uint32_t *unit_of, uint32_t *tokens_in)
 {
-    if (at < span->n_scales) {
-        *chunk = 0;
-        return IMP_REGION_SCALES;
+    for (size_t i = 0; i < plan->n_spans; i++) {
+        const imp_plan_span *span = &plan->spans[i];
+        const uint32_t *map = imp_seg_map(span->seg, layer);
+        for (uint32_t c = 0; c < span->n_chunks; c++) {
+            uint32_t slot, end = imp_plan_slots(span, c, &slot), n = 0;
+            for (; slot < end; slot++) {
+                uint32_t t = imp_plan_token(span, map, slot);
+                if (t == IMP_PLAN_NONE) continue;
+                unit_of[t] = span->first_unit + c;
+                n++;
+            }
+            tokens_in[span->first_unit + c] = n;
+        }
     }
-    at -= span->n_scales;
-    bool value = at >= span->n_chunks;
-    *chunk = span->first_chunk + (value ? at - span->n_chunks : at);
-    return value ? IMP_REGION_V : IMP_REGION_K;
 }
 
-static uint32_t span_pieces(const imp_plan_span *s) { return s->n_scales + 2 * s->n_chunks; }
+imp_region imp_plan_region(const imp_plan_span *span, uint32_t piece, uint32_t *chunk)
+{
+    *chunk = 0;
+    if (piece == span->scales) return IMP_REGION_SCALES;
+    if (piece == span->sketch) return IMP_REGION_SKETCH;
+    if (piece == span->probe) return IMP_REGION_PROBE;
+    bool value = !span->paired && piece >= span->values;
+    *chunk = span->first_chunk + piece - (value ? span->values : span->keys);
+    return span->paired ? IMP_REGION_KV : value ? IMP_REGION_V : IMP_REGION_K;
+}
 
 void imp_plan_places(const imp_plan *plan, uint32_t layer, imp_piece *pieces)
 {
     for (size_t i = 0; i < plan->n_spans; i++) {
         const imp_plan_span *s = &plan->spans[i];
-        for (uint32_t at = 0; at < span_pieces(s); at++) {
+        for (uint32_t p = s->first_piece; p < s->first_piece + s->n_pieces; p++) {
             uint32_t chunk;
-            imp_region region = imp_plan_piece_region(s, at, &chunk);
-            pieces[s->first_piece + at] = (imp_piece){.place = imp_seg_chunk(s->seg->layout, region, layer, chunk)};
+            imp_region region = imp_plan_region(s, p, &chunk);
+            pieces[p] = (imp_piece){.place = imp_seg_chunk(s->seg->layout, region, layer, chunk)};
         }
     }
 }
@@ -97,7 +121,7 @@ size_t imp_plan_runs(const imp_plan *plan, imp_piece *pieces, size_t max_bytes, 
     for (size_t i = 0; i < plan->n_spans; i++) {
         const imp_plan_span *s = &plan->spans[i];
         imp_plan_run *run = NULL; /* the one under way; no run reaches over a span */
-        for (uint32_t at = s->first_piece; at < s->first_piece + span_pieces(s); at++) {
+        for (uint32_t at = s->first_piece; at < s->first_piece + s->n_pieces; at++) {
             imp_piece *p = &pieces[at];
             if (!p->wanted) continue;
             if (run && run->first_piece + run->n_pieces == at && run->offset + run->n_bytes == p->place.offset &&
@@ -109,22 +133,8 @@ size_t imp_plan_runs(const imp_plan *plan, imp_piece *pieces, size_t max_bytes, 
                 *run = (imp_plan_run){s->seg, p->place.offset, p->place.n_bytes, at, 1};
             }
             p->run = first_run + (uint32_t)(n - 1);
+            p->wanted = false;
         }
     }
     return n;
-}
-
-void imp_plan_layer_bytes(const imp_plan *plan, uint32_t layer, size_t *all, size_t *values)
-{
-    *all = *values = 0;
-    for (size_t i = 0; i < plan->n_spans; i++) {
-        const imp_plan_span *s = &plan->spans[i];
-        for (uint32_t at = 0; at < span_pieces(s); at++) {
-            uint32_t chunk;
-            imp_region region = imp_plan_piece_region(s, at, &chunk);
-            size_t n = imp_seg_chunk(s->seg->layout, region, layer, chunk).n_bytes;
-            *all += n;
-            if (region == IMP_REGION_V) *values += n;
-        }
-    }
 }

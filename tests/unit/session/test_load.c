@@ -413,10 +413,14 @@ static void test_arguments(void **state)
         assert_null(load);                                            \
     } while (0)
     REFUSED(struct_bytes, 0, IMP_E_ARG);
-    REFUSED(switches.identify, IMP_IDENTIFY_PROBE, IMP_E_UNSUPPORTED);
-    REFUSED(switches.identify, IMP_IDENTIFY_STATIC, IMP_E_UNSUPPORTED);
-    REFUSED(switches.identify, IMP_IDENTIFY_CHUNKS, IMP_E_UNSUPPORTED);
-    REFUSED(switches.identify, IMP_IDENTIFY_SKETCH, IMP_E_UNSUPPORTED);
+    REFUSED(probe_alpha, -1.0f, IMP_E_ARG);
+    REFUSED(probe_alpha, NAN, IMP_E_ARG);
+    REFUSED(probe_similarity, INFINITY, IMP_E_ARG);
+    REFUSED(byte_share, -0.5f, IMP_E_ARG);
+    REFUSED(history_weight, NAN, IMP_E_ARG);
+    REFUSED(rank, (imp_rank)77, IMP_E_ARG);
+    REFUSED(record, (imp_record)77, IMP_E_ARG);
+    REFUSED(record, IMP_RECORD_RANKING, IMP_E_ARG); /* without all keys */
     REFUSED(switches.identify, (imp_identify)77, IMP_E_ARG);
     REFUSED(switches.prefetch, (imp_prefetch)77, IMP_E_ARG);
     REFUSED(switches.cache, (imp_cache)77, IMP_E_ARG);
@@ -594,23 +598,34 @@ static void test_derived(void **state)
 static void test_systems(void **state)
 {
     (void)state;
+    static const struct {
+        const char *name;
+        imp_switches s;
+    } want[] = {
+        {"as", {IMP_IDENTIFY_NONE, IMP_ORDER_TOKEN, IMP_CACHE_LRU, IMP_PREFETCH_LAYERS, IMP_REST_RAW, 64}},
+        {"as-h2o-lru", {IMP_IDENTIFY_ALL_KEYS, IMP_ORDER_TOKEN, IMP_CACHE_LRU, IMP_PREFETCH_LAYERS, IMP_REST_RAW, 64}},
+        {"as-h2o-lfu", {IMP_IDENTIFY_ALL_KEYS, IMP_ORDER_TOKEN, IMP_CACHE_LFU, IMP_PREFETCH_LAYERS, IMP_REST_RAW, 64}},
+        {"spi", {IMP_IDENTIFY_STATIC, IMP_ORDER_TOKEN, IMP_CACHE_LRU, IMP_PREFETCH_LAYERS, IMP_REST_RAW, 64}},
+        {"impress-paper",
+         {IMP_IDENTIFY_PROBE, IMP_ORDER_IMPORTANCE, IMP_CACHE_SCORE, IMP_PREFETCH_LAYERS, IMP_REST_RAW, 64}},
+        {"contiguous",
+         {IMP_IDENTIFY_CHUNKS, IMP_ORDER_TOKEN, IMP_CACHE_ATTENTION, IMP_PREFETCH_CHUNKS, IMP_REST_RAW, 16}},
+        {"impress", {IMP_IDENTIFY_SKETCH, IMP_ORDER_CORE, IMP_CACHE_SCORE, IMP_PREFETCH_CORE, IMP_REST_RAW, 16}},
+        {"random", {IMP_IDENTIFY_RANDOM, IMP_ORDER_TOKEN, IMP_CACHE_LRU, IMP_PREFETCH_LAYERS, IMP_REST_RAW, 64}},
+    };
+    const size_t n = sizeof want / sizeof want[0];
     imp_switches s;
-    size_t n = 0;
-    for (const char *name; (name = imp_system_name(n)); n++) assert_int_equal(imp_system_preset(name, &s), 0);
-    assert_int_equal(n, 3);
-    assert_int_equal(imp_system_preset("as", &s), 0);
-    assert_int_equal(s.identify, IMP_IDENTIFY_NONE);
-    assert_int_equal(imp_system_preset("as-h2o-lfu", &s), 0);
-    assert_int_equal(s.identify, IMP_IDENTIFY_ALL_KEYS);
-    assert_int_equal(s.cache, IMP_CACHE_LFU);
-    static const char *const later[] = {"impress", "impress-paper", "spi", "contiguous"};
-    for (int i = 0; i < 4; i++) {
-        assert_int_equal(imp_system_preset(later[i], &s), IMP_E_UNSUPPORTED);
-        assert_non_null(strstr(imp_last_error(), "as-h2o-lru"));
+    for (size_t i = 0; i < n; i++) {
+        assert_string_equal(imp_system_name(i), want[i].name);
+        assert_int_equal(imp_system_preset(want[i].name, &s), 0);
+        assert_memory_equal(&s, &want[i].s, sizeof s);
     }
-    assert_int_equal(imp_system_preset("nonsense", &s), IMP_E_NOTFOUND);
-    assert_non_null(strstr(imp_last_error(), "as-h2o-lru"));
-    assert_int_equal(imp_system_preset("recomp", &s), IMP_E_NOTFOUND);
+    assert_null(imp_system_name(n));
+    static const char *const unknown[] = {"nonsense", "recomp", ""};
+    for (size_t i = 0; i < 3; i++) {
+        assert_int_equal(imp_system_preset(unknown[i], &s), IMP_E_NOTFOUND);
+        for (size_t j = 0; j < n; j++) assert_non_null(strstr(imp_last_error(), want[j].name));
+    }
     assert_int_equal(imp_system_preset(NULL, &s), IMP_E_ARG);
 }
 

@@ -16,7 +16,7 @@
 enum { MAX_SPANS = 6, MAX_PIECES = 4096 };
 
 typedef struct world {
-    imp_seg segs[MAX_SPANS];
+    imp_seg segs[MAX_SPANS]; /* their maps are ours */
     imp_span spans[MAX_SPANS];
     size_t n_spans, n_tokens;
     uint32_t n_layers;
@@ -30,14 +30,38 @@ static imp_seg_layout *make_layout(imp_rng *r, uint64_t id, uint32_t n_tokens, u
         shapes[l] = (imp_layer_shape){1 + (uint32_t)imp_rng_below(r, 3), 32, 32 * (1 + (uint32_t)imp_rng_below(r, 3))};
     imp_seg_meta meta = {
         .segment = id, .space = {1, 2}, .before = {1, 2}, .n_tokens = n_tokens, .n_layers = n_layers,
-        .type_k = IMP_TYPE_F16, .type_v = IMP_TYPE_F16,
-        .rest = imp_rng_below(r, 2) ? IMP_REST_Q8 : IMP_REST_RAW,
+        .type_k = IMP_TYPE_F16, .type_v = IMP_TYPE_F16, .rest = (imp_rest)imp_rng_below(r, 4),
+        .order = (imp_order)imp_rng_below(r, 3), .paired = imp_rng_below(r, 2) != 0,
         .chunk_tokens = 16 * (1 + (uint32_t)imp_rng_below(r, 8)), .alignment = imp_rng_below(r, 2) ? 512 : 4096,
-        .layers = shapes, .tokens = zeros,
+        .layers = shapes, .tokens = zeros, .probe_heads = (uint32_t)imp_rng_below(r, 3),
     };
+    if (meta.order == IMP_ORDER_CORE) meta.core_tokens = meta.chunk_tokens < n_tokens ? meta.chunk_tokens : n_tokens;
+    if (imp_rng_below(r, 2)) {
+        meta.sketch_bits = 32;
+        meta.basis = 5;
+    }
     imp_seg_layout *layout;
     assert_int_equal(imp_seg_layout_new(&meta, &layout), 0);
     return layout;
+}
+
+/* Any order of the tokens, another one in each layer. */
+static uint32_t *make_maps(imp_rng *r, const imp_seg_layout *layout)
+{
+    const imp_seg_meta *meta = imp_seg_layout_meta(layout);
+    uint32_t n = meta->n_tokens, *maps = malloc(meta->n_layers * n * sizeof *maps);
+    if (meta->order == IMP_ORDER_TOKEN) {
+        free(maps);
+        return NULL;
+    }
+    for (uint32_t l = 0; l < meta->n_layers; l++) {
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t j = (uint32_t)imp_rng_below(r, i + 1);
+            maps[l * n + i] = maps[l * n + j];
+            maps[l * n + j] = i;
+        }
+    }
+    return maps;
 }
 
 /* Some spans: parts of segments, now and then two parts of one, next to each other or not. */
@@ -59,6 +83,7 @@ static void make_world(imp_rng *r, world *w)
         } else {
             uint32_t n = 2 + (uint32_t)imp_rng_below(r, 700);
             *seg = (imp_seg){.id = 100 + w->n_spans, .layout = make_layout(r, 100 + w->n_spans, n, w->n_layers)};
+            seg->maps = make_maps(r, seg->layout);
             *s = (imp_span){.seg = seg, .segment_first = (uint32_t)imp_rng_below(r, n)};
             s->n_tokens = 1 + (uint32_t)imp_rng_below(r, n - s->segment_first);
         }
@@ -70,7 +95,10 @@ static void make_world(imp_rng *r, world *w)
 
 static void free_world(world *w)
 {
-    for (size_t i = 0; i < MAX_SPANS; i++) imp_seg_layout_free(w->segs[i].layout);
+    for (size_t i = 0; i < MAX_SPANS; i++) {
+        imp_seg_layout_free(w->segs[i].layout);
+        free(w->segs[i].maps);
+    }
 }
 
 /* The segment and the token in it that token `t` of the prefix is. */
@@ -81,6 +109,8 @@ static const imp_seg *locate(const world *w, size_t t, uint32_t *token)
     *token = w->spans[i].segment_first + (uint32_t)t;
     return w->spans[i].seg;
 }
+
+static imp_region meta_region(const imp_plan_span *s) { return s->paired ? IMP_REGION_KV : IMP_REGION_K; }
 
 static void test_pieces(void **state)
 {
@@ -96,43 +126,89 @@ static void test_pieces(void **state)
         assert_int_equal(plan.n_tokens, n);
         assert_true(plan.n_pieces <= MAX_PIECES);
 
-        /* Each token is in exactly one chunk of keys and one of values, at the place the layout says; no chunk is empty. */
-        uint8_t *seen = calloc(n, 1);
-        size_t n_pieces = 0;
+        uint32_t *unit_of = malloc(n * sizeof *unit_of), *tokens_in = calloc(plan.n_units, sizeof *tokens_in);
+        uint32_t layer = (uint32_t)imp_rng_below(&r, w.n_layers), *counted = calloc(plan.n_units, sizeof *counted);
+        memset(unit_of, 0xff, n * sizeof *unit_of);
+        imp_plan_units(&plan, layer, unit_of, tokens_in);
+
+        /* The pieces are those of the file's layer, in its order, and of each region the chunks that may hold rows. */
+        size_t n_pieces = 0, n_units = 0;
+        bool mapped = false;
         for (size_t i = 0; i < plan.n_spans; i++) {
             const imp_plan_span *s = &plan.spans[i];
+            const imp_seg_meta *meta = imp_seg_layout_meta(s->seg->layout);
+            mapped |= s->seg->maps != NULL;
             assert_int_equal(s->first_piece, n_pieces);
-            n_pieces += s->n_scales + 2 * s->n_chunks;
-            for (uint32_t c = 0; c < s->n_chunks; c++) {
-                imp_plan_rows rows = imp_plan_chunk_rows(s, c);
-                assert_true(rows.n_tokens > 0);
-                uint32_t chunk_k, chunk_v;
-                assert_int_equal(imp_plan_piece_region(s, s->n_scales + c, &chunk_k), IMP_REGION_K);
-                assert_int_equal(imp_plan_piece_region(s, s->n_scales + s->n_chunks + c, &chunk_v), IMP_REGION_V);
-                assert_int_equal(chunk_k, chunk_v);
-                imp_chunk_place place = imp_seg_chunk(s->seg->layout, IMP_REGION_K, 0, chunk_k);
-                for (uint32_t t = 0; t < rows.n_tokens; t++) {
-                    uint32_t token;
-                    assert_ptr_equal(locate(&w, rows.prefix_first + t, &token), s->seg);
-                    assert_int_equal(token, place.first_token + rows.skip + t);
-                    assert_true(rows.skip + t < place.n_tokens);
-                    assert_int_equal(seen[rows.prefix_first + t]++, 0);
-                }
+            assert_int_equal(s->first_unit, n_units);
+            assert_int_equal(s->paired, meta->paired);
+            assert_int_equal(s->scales != IMP_PLAN_NONE, meta->rest != IMP_REST_RAW);
+            assert_int_equal(s->sketch != IMP_PLAN_NONE, meta->sketch_bits != 0);
+            assert_int_equal(s->probe != IMP_PLAN_NONE, meta->probe_heads != 0);
+            uint64_t offset = 0;
+            for (uint32_t p = s->first_piece; p < s->first_piece + s->n_pieces; p++) {
+                uint32_t chunk;
+                imp_region region = imp_plan_region(s, p, &chunk);
+                imp_chunk_place place = imp_seg_chunk(s->seg->layout, region, layer, chunk);
+                assert_true(place.n_bytes > 0 && place.offset >= offset);
+                offset = place.offset + place.n_bytes;
+                if (region == IMP_REGION_SCALES) assert_int_equal(p, s->scales);
+                if (region == IMP_REGION_SKETCH) assert_int_equal(p, s->sketch);
+                if (region == IMP_REGION_PROBE) assert_int_equal(p, s->probe);
+                if (region == IMP_REGION_K || region == IMP_REGION_KV)
+                    assert_int_equal(chunk - s->first_chunk, p - s->keys);
+                if (region == IMP_REGION_V || region == IMP_REGION_KV)
+                    assert_int_equal(chunk - s->first_chunk, p - s->values);
+                if (p >= s->keys) assert_int_equal(region == IMP_REGION_KV, meta->paired);
             }
-            bool q8 = imp_seg_layout_meta(s->seg->layout)->rest == IMP_REST_Q8;
-            assert_int_equal(s->n_scales, q8);
-            uint32_t chunk;
-            if (q8) assert_int_equal(imp_plan_piece_region(s, 0, &chunk), IMP_REGION_SCALES);
+            n_pieces += s->n_pieces;
+            n_units += s->n_chunks;
         }
         assert_int_equal(n_pieces, plan.n_pieces);
-        for (size_t t = 0; t < n; t++) assert_int_equal(seen[t], 1);
+        assert_int_equal(n_units, plan.n_units);
+        assert_int_equal(mapped, plan.mapped);
+
+        /* Each token is where its segment's map says, looked up one by one. */
+        for (size_t t = 0; t < n; t++) {
+            uint32_t token, slot = 0, first;
+            const imp_seg *seg = locate(&w, t, &token);
+            const uint32_t *map = imp_seg_map(seg, layer);
+            while (map && map[slot] != token) slot++;
+            if (!map) slot = token;
+            size_t i = 0;
+            while (t >= plan.spans[i].prefix_first + plan.spans[i].n_tokens) i++;
+            const imp_plan_span *s = &plan.spans[i];
+            assert_ptr_equal(s->seg, seg);
+            assert_int_equal(imp_plan_token(s, map, slot), t);
+            uint32_t c = slot / imp_seg_layout_meta(seg->layout)->chunk_tokens - s->first_chunk;
+            assert_true(c < s->n_chunks);
+            assert_int_equal(unit_of[t], s->first_unit + c);
+            uint32_t end = imp_plan_slots(s, c, &first);
+            assert_true(slot >= first && slot < end);
+            assert_int_equal(end - first, imp_seg_chunk(seg->layout, meta_region(s), layer, s->first_chunk + c).n_tokens);
+            counted[unit_of[t]]++;
+        }
+        for (size_t u = 0; u < plan.n_units; u++) {
+            assert_int_equal(tokens_in[u], counted[u]);
+            assert_true(mapped || counted[u] > 0); /* no chunk for nothing */
+        }
+        /* Slots of other tokens than the span's say so. */
+        for (size_t i = 0; i < plan.n_spans; i++) {
+            const imp_plan_span *s = &plan.spans[i];
+            const uint32_t *map = imp_seg_map(s->seg, layer);
+            uint32_t n_here = 0;
+            for (uint32_t slot = 0; slot < imp_seg_layout_meta(s->seg->layout)->n_tokens; slot++)
+                n_here += imp_plan_token(s, map, slot) != IMP_PLAN_NONE;
+            assert_int_equal(n_here, s->n_tokens);
+        }
+        free(unit_of);
+        free(tokens_in);
+        free(counted);
 
         /* A chunk is listed once, also where two spans meet in it. */
         for (size_t i = 1; i < plan.n_spans; i++) {
             const imp_plan_span *a = &plan.spans[i - 1], *b = &plan.spans[i];
             assert_false(a->seg == b->seg && a->segment_first + a->n_tokens == b->segment_first);
         }
-        free(seen);
         imp_plan_clear(&plan);
         free_world(&w);
     }
@@ -155,37 +231,32 @@ static void test_runs(void **state)
         uint64_t density = 1 + imp_rng_below(&r, 4);
         imp_plan_places(&plan, layer, pieces);
 
-        size_t all = 0, values = 0, sum = 0, sum_values = 0;
-        imp_plan_layer_bytes(&plan, layer, &all, &values);
         for (size_t i = 0; i < plan.n_spans; i++) {
             const imp_plan_span *s = &plan.spans[i];
-            for (uint32_t at = 0; at < s->n_scales + 2 * s->n_chunks; at++) {
+            for (uint32_t p = s->first_piece; p < s->first_piece + s->n_pieces; p++) {
                 uint32_t chunk;
-                imp_region region = imp_plan_piece_region(s, at, &chunk);
-                imp_chunk_place place = imp_seg_chunk(s->seg->layout, region, layer, chunk);
-                assert_int_equal(place.index, pieces[s->first_piece + at].place.index);
-                sum += place.n_bytes;
-                if (region == IMP_REGION_V) sum_values += place.n_bytes;
+                imp_region region = imp_plan_region(s, p, &chunk);
+                assert_int_equal(imp_seg_chunk(s->seg->layout, region, layer, chunk).index, pieces[p].place.index);
+                assert_false(pieces[p].wanted || pieces[p].asked || pieces[p].checked);
             }
         }
-        assert_int_equal(all, sum);
-        assert_int_equal(values, sum_values);
 
-        for (size_t p = 0; p < plan.n_pieces; p++) pieces[p].wanted = imp_rng_below(&r, density) == 0;
+        bool *wanted = calloc(plan.n_pieces, sizeof *wanted);
+        for (size_t p = 0; p < plan.n_pieces; p++) pieces[p].wanted = wanted[p] = imp_rng_below(&r, density) == 0;
         size_t n = imp_plan_runs(&plan, pieces, max, 7, runs);
 
         /* The runs are the wanted pieces in order, cut only where they must be. */
         size_t p = 0;
         const imp_plan_run *before = NULL;
         for (size_t i = 0; i < n; i++) {
-            for (; !pieces[p].wanted; p++) {}
+            for (; !wanted[p]; p++) {}
             const imp_plan_run *run = &runs[i];
             assert_int_equal(run->first_piece, p);
             assert_true(run->n_pieces > 0);
             assert_true(run->n_bytes <= max || run->n_pieces == 1);
             size_t bytes = 0;
             for (uint32_t j = 0; j < run->n_pieces; j++, p++) {
-                assert_true(pieces[p].wanted);
+                assert_true(wanted[p]);
                 assert_int_equal(pieces[p].run, 7 + i);
                 assert_int_equal(pieces[p].place.offset, run->offset + bytes);
                 bytes += pieces[p].place.n_bytes;
@@ -204,7 +275,10 @@ static void test_runs(void **state)
             }
             before = run;
         }
-        for (; p < plan.n_pieces; p++) assert_false(pieces[p].wanted);
+        for (; p < plan.n_pieces; p++) assert_false(wanted[p]);
+        for (p = 0; p < plan.n_pieces; p++) assert_false(pieces[p].wanted); /* no longer */
+        assert_int_equal(imp_plan_runs(&plan, pieces, max, 7, runs), 0);
+        free(wanted);
         free(pieces);
         free(runs);
         imp_plan_clear(&plan);
