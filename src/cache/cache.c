@@ -193,7 +193,8 @@ static bool worth(const imp_policy *p, imp_level level, uint32_t e, uint32_t vic
 
 /* Take out of a tier what has to go for `e` of `n_bytes`, the first to go first, or nothing. Those in `*out` are in no
  * order and no list of ghosts. */
-static bool make_room(imp_policy *p, imp_level level, uint32_t e, uint64_t n_bytes, imp_moved *moved, imp_entry_list *out)
+static bool make_room(imp_policy *p, imp_level level, uint32_t e, uint64_t n_bytes, imp_moved *moved,
+                      imp_entry_list *out)
 {
     imp_tier_order *o = &p->tiers[level];
     size_t n_before = moved->n;

@@ -24,10 +24,10 @@
  *                as much once every known chunk has been used 8 times since, on average
  *     none       nothing is ever admitted
  *
- * Attention is after ContiguousKV (arXiv 2601.13631), "attention-guided cache management to retain semantically critical
- * prefix data in memory". Taken from it: that the attention which chunks receive decides what is kept, chunk by chunk, in
- * each tier of memory. Its exact formula isn't reproduced (what was at hand of the paper doesn't give it): the decay, its
- * clock and the scale of shares are ours.
+ * Attention is after ContiguousKV (arXiv 2601.13631), "attention-guided cache management to retain semantically
+ * critical prefix data in memory". Taken from it: that the attention which chunks receive decides what is kept, chunk
+ * by chunk, in each tier of memory. Its exact formula isn't reproduced (what was at hand of the paper doesn't give it):
+ * the decay, its clock and the scale of shares are ours.
  *
  * Uses of keys that are in no tier ("ghosts") are counted too. Of these the 4 x (chunks in tiers) that were used or
  * evicted last are remembered, and 1,024 at least. A key of which nothing is known starts with no use. */
@@ -48,8 +48,8 @@ typedef enum imp_level { IMP_LEVEL_DEVICE, IMP_LEVEL_HOST, IMP_LEVELS, IMP_LEVEL
 int imp_policy_new(imp_cache kind, uint64_t device_bytes, uint64_t host_bytes, imp_policy **out);
 void imp_policy_free(imp_policy *p);
 
-/* Note a use of `key`, in a tier or not. `share` is what policy.h says of each policy. What is known of a key outlives its
- * eviction, within a bounded memory; where there is no memory for a new key, its use isn't counted. */
+/* Note a use of `key`, in a tier or not. `share` is what policy.h says of each policy. What is known of a key outlives
+ * its eviction, within a bounded memory; where there is no memory for a new key, its use isn't counted. */
 void imp_policy_use(imp_policy *p, uint64_t key, float share);
 
 /* Where `key` is; IMP_LEVEL_NONE: in no tier. */
@@ -63,7 +63,8 @@ typedef struct imp_moved {
 } imp_moved;
 
 /* May `key` of `n_bytes` (> 0) come in? Where more than moved->max would have to go, it may not. Returns the tier into
- * which it came; IMP_LEVEL_NONE: it isn't wanted (or there is no memory), or is in a tier already, and nothing changed. */
+ * which it came; IMP_LEVEL_NONE: it isn't wanted (or there is no memory), or is in a tier already. Then nothing
+ * changed. */
 imp_level imp_policy_admit(imp_policy *p, uint64_t key, uint64_t n_bytes, imp_moved *moved);
 /* May `key` go from the host to the device tier? True if it went; on false nothing changed. */
 bool imp_policy_promote(imp_policy *p, uint64_t key, imp_moved *moved);

@@ -8,11 +8,11 @@
  *     LRU, LFU   nothing
  *     score      the share of the chunk's tokens that are important for this request: 0..1
  *     attention  the chunk's share of the attention mass that the request's queries give to all chunks of the prefix in
- *                this layer, times the number of those chunks: 0 and up, 1 for a chunk that gets the average. So it means
- *                the same for short and long prefixes
+ *                this layer, times the number of those chunks: 0 and up, 1 for a chunk that gets the average. So it
+ *                means the same for short and long prefixes
  *
- * Shares below 0 and NaN are 0. To add a policy that ranks entries by a number: one imp_policy_ops with the ranked order's
- * functions and a `rank` of its own.
+ * Shares below 0 and NaN are 0. To add a policy that ranks entries by a number: one imp_policy_ops with the ranked
+ * order's functions and a `rank` of its own.
  */
 #ifndef IMP_CACHE_POLICY_H
 #define IMP_CACHE_POLICY_H

@@ -87,8 +87,8 @@ static double rank_score(imp_policy *p, imp_entry *x, float share)
     return (double)x->n_uses * (double)x->share;
 }
 
-/* All sums decay together, so that the order of those that aren't used doesn't change and needn't be kept up: instead, new
- * shares count ever more. The sums are kept as logarithms, which stay small. */
+/* All sums decay together, so that the order of those that aren't used doesn't change and needn't be kept up: instead,
+ * new shares count ever more. The sums are kept as logarithms, which stay small. */
 static double rank_attention(imp_policy *p, imp_entry *x, float share)
 {
     p->age += 1 / (half_life_rounds * (double)(imp_policy_present(p) + p->n_ghosts));

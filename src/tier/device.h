@@ -1,6 +1,6 @@
-/* device.h: the memory of the device tier, and the only ways to it. Whatever stands behind this table (a GPU's buffers, say)
- * is the device. In this version it is memory of the host, kept apart from the host tier's, so that its bytes can be read
- * where they are (imp_host_entry_bytes()). */
+/* device.h: the memory of the device tier, and the only ways to it. Whatever stands behind this table (a GPU's buffers,
+ * say) is the device. In this version it is memory of the host, kept apart from the host tier's, so that its bytes can
+ * be read where they are (imp_host_entry_bytes()). */
 #ifndef IMP_TIER_DEVICE_H
 #define IMP_TIER_DEVICE_H
 

@@ -1,8 +1,8 @@
 /* host.c: the table of entries, and the moves that the policy decides.
  *
  * The policy's word comes first, under the lock; the bytes follow. A move holds its entry while it copies, and puts the
- * copy in the entry's place only if that is still there and the policy still wants the chunk in that tier. Else the thread
- * whose call changed the policy's mind has seen the entry and does what it takes. */
+ * copy in the entry's place only if that is still there and the policy still wants the chunk in that tier. Else the
+ * thread whose call changed the policy's mind has seen the entry and does what it takes. */
 #include "tier/host.h"
 
 #include <pthread.h>
@@ -14,7 +14,7 @@
 #include "cache/cache.h"
 #include "tier/device.h"
 
-/* A chunk that comes in displaces at most so many; chunks differ in size by their region and layer only, so a few do. */
+/* A chunk that comes in displaces at most so many; chunks differ in size by region and layer only, so a few do. */
 #define MAX_MOVED 256
 
 struct imp_host_entry {
@@ -28,7 +28,7 @@ struct imp_host_entry {
     bool gone;            /* no longer in the table; freed by the last holder */
 };
 
-/* The bytes follow the entry, at the start of a cache line. With the device they don't, and it counts the same there. */
+/* The bytes follow the entry, at the start of a cache line. On the device they don't, and count the same. */
 #define ENTRY_BYTES ((sizeof(imp_host_entry) + 63) / 64 * 64)
 
 struct imp_host {
@@ -127,7 +127,7 @@ void imp_host_free(imp_host *h)
 
 /* ---- the table; with the mutex held */
 
-/* The place that points to the entry with this hash, or to NULL. The hash is the policy's key, so there is at most one. */
+/* The place that points to the entry with this hash, or to NULL. The hash is the policy's key, so there is one at most. */
 static imp_host_entry **find(imp_host *h, uint64_t hash)
 {
     imp_host_entry **at = &h->buckets[hash & (h->n_buckets - 1)];

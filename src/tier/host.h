@@ -7,12 +7,13 @@
  *     use ──► a chunk of the host tier may be promoted; what it displaces goes down to the host tier, or out
  *     put ──► the policy (cache.h) decides whether it comes in, and where; victims as with use
  *
- * A chunk is in one tier at most, and the disk has them all: eviction writes nothing. A chunk that moves is copied, outside
- * the lock, and its entry replaced when the copy is there; until then the old one is found. So an entry never moves, and
- * what is held of the old one goes with its last holder.
+ * A chunk is in one tier at most, and the disk has them all: eviction writes nothing. A chunk that moves is copied,
+ * outside the lock, and its entry replaced when the copy is there; until then the old one is found. So an entry never
+ * moves, and what is held of the old one goes with its last holder.
  *
- * Only bytes whose checksum was verified come in, and they are not checked again. A segment's id is random and its bytes
- * never change, so that an entry can't become wrong; entries of removed segments fall out like others that nobody uses.
+ * Only bytes whose checksum was verified come in, and they are not checked again. A segment's id is random and its
+ * bytes never change, so that an entry can't become wrong; entries of removed segments fall out like others that nobody
+ * uses.
  *
  * Thread-safe: one mutex around the table and the policy, which get and release take once, and so does a use that moves
  * nothing.

@@ -1,5 +1,5 @@
-/* test_host.c: the tiers: what they give is what was put, held bytes stay whatever moves, each budget holds, every chunk is
- * where the policy has it, threads may share them. */
+/* test_host.c: the tiers: what they give is what was put, held bytes stay whatever moves, each budget holds, every
+ * chunk is where the policy has it, threads may share them. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -102,8 +102,8 @@ static void test_random(void **state)
     }
 }
 
-/* With nothing held, each chunk is in the one tier in which a policy of our own, told the same, has it; and the tiers' sizes
- * are the policy's. */
+/* With nothing held, each chunk is in the one tier in which a policy of our own, told the same, has it; and the tiers'
+ * sizes are the policy's. */
 static void as_the_policy_says(imp_cache kind, uint64_t host, uint64_t device)
 {
     imp_rng r;
@@ -114,7 +114,8 @@ static void as_the_policy_says(imp_cache kind, uint64_t host, uint64_t device)
     imp_moved moved = {.keys = keys, .max = 256};
     assert_int_equal(imp_host_new(kind, host, device, &h), 0);
     put(h, 0);
-    entry_bytes = imp_host_used_bytes(h) + imp_host_device_bytes(h) - size_of(0); /* that each entry counts besides its bytes */
+    /* That each entry counts besides its bytes. */
+    entry_bytes = imp_host_used_bytes(h) + imp_host_device_bytes(h) - size_of(0);
     assert_int_equal(imp_policy_new(kind, device, host, &p), 0);
     imp_policy_use(p, 0, share_of(0));
     (void)imp_policy_admit(p, 0, entry_bytes + size_of(0), &moved);
