@@ -1,0 +1,775 @@
+#include "engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "ahead.h"
+#include "log.h"
+#include "metrics.h"
+#include "model.h"
+
+enum {
+    MIN_SHARE = 16,    /* fewer tokens in common aren't worth a thought */
+    MIN_GAIN = 64,     /* stored tokens beyond the live ones for which a slot is emptied: as the adapter has it */
+    FIRST_SLICE = 128, /* tokens, until it is known how fast they are computed */
+    LEAST_SLICE = 64,  /* attention over fewer queries is slower on a CPU */
+    FULL_RETRY_S = 60  /* the longest time that a client is told to stay away */
+};
+
+typedef enum slot_state {
+    SLOT_FREE,   /* keeps its tokens until another job wants it */
+    SLOT_PROMPT, /* its job's prompt is on its way into the cells */
+    SLOT_ANSWER
+} slot_state;
+
+typedef struct slot {
+    llama_seq_id id;
+    slot_state state;
+    llama_token *tokens; /* [n] in its cells, or noted by the adapter; room for n_ctx */
+    size_t n;
+    bool partial;        /* the cells hold a selection of the prefix, made for one question */
+    char *salt;
+    uint64_t used_ns;
+
+    job *job;
+    imp_lease *lease;    /* keeps what is stored until it is loaded */
+    size_t n_noted;      /* tokens from the start that the store has: handed over without being computed */
+    size_t n_live;       /* tokens that were in the cells when the job came */
+    llama_token next;    /* chosen, not yet computed */
+    int32_t output;      /* its place in the batch; -1: none */
+    size_t n_share;      /* its tokens in the batch */
+} slot;
+
+struct engine {
+    engine_opts o;
+    const struct llama_vocab *vocab;
+    imp_llama *ctx;
+    bool uses_store;
+    ahead *ahead;
+    pthread_t thread;
+
+    /* The thread's own. */
+    slot *slots;               /* [o.n_slots] */
+    struct llama_batch batch;
+    size_t n_batch;
+    llama_token_data *scratch; /* [n_vocab] */
+    job *waiting, **waiting_end;
+    size_t n_waiting;
+    double slice_token_ns;     /* a prompt's token takes so long; 0: not known yet */
+    double job_ns;             /* and a job, in its slot */
+    unsigned turn;
+    bool unsaved;
+
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t wake;
+    job *inbox, **inbox_end;
+    size_t n_jobs;        /* handed in, not ended */
+    unsigned retry_s;
+    bool draining, cut, end, woken;
+};
+
+/* ------------------------------------------------------------------------------------------------- job's ends ---- */
+
+static void job_done(engine *e, job *j)
+{
+    static const metric_counter ends[] = {
+        [JOB_STOP] = METRIC_JOBS_STOP, [JOB_LENGTH] = METRIC_JOBS_LENGTH,
+        [JOB_CANCELLED] = METRIC_JOBS_CANCELLED, [JOB_FAILED] = METRIC_JOBS_FAILED};
+    metric_add(ends[j->end], 1);
+    metric_observe(METRIC_REQUEST_SECONDS, j->result.total_ns);
+    if (j->n_generated > 1)
+        metric_observe(METRIC_PER_TOKEN_SECONDS, (job_now_ns() - j->first_ns) / (j->n_generated - 1));
+    pthread_mutex_lock(&e->lock);
+    e->n_jobs--;
+    if (j->started_ns) {
+        double ns = (double)(job_now_ns() - j->started_ns);
+        e->job_ns = e->job_ns > 0 ? 0.8 * e->job_ns + 0.2 * ns : ns;
+    }
+    double wait_s = e->job_ns * (double)e->n_waiting / (double)e->o.n_slots * 1e-9;
+    e->retry_s = wait_s < 1 ? 1 : wait_s > FULL_RETRY_S ? FULL_RETRY_S : (unsigned)wait_s;
+    pthread_mutex_unlock(&e->lock);
+    job_release(j);
+}
+
+static void fail_job(engine *e, job *j, int status, const char *code, const char *message)
+{
+    oai_error error = {0};
+    oai_fail(&error, status, code, NULL, "%s", message);
+    job_fail(j, &error);
+    job_done(e, j);
+}
+
+/* Empty a slot's cells. What is unsaved in them is handed to the store first. */
+static void clear_slot(engine *e, slot *s)
+{
+    imp_llama_seq_rm(e->ctx, s->id, -1, -1);
+    s->n = 0;
+    s->partial = false;
+}
+
+/* Take the job out of a slot; what it left in the cells stays for the next one. */
+static job *leave_slot(engine *e, slot *s)
+{
+    job *j = s->job;
+    imp_lease_release(s->lease);
+    s->lease = NULL;
+    s->job = NULL;
+    s->state = SLOT_FREE;
+    s->used_ns = job_now_ns();
+    if (j->cache_off) clear_slot(e, s);
+    e->unsaved = true;
+    return j;
+}
+
+static void end_slot(engine *e, slot *s, job_end end)
+{
+    job *j = leave_slot(e, s);
+    job_finish(j, end);
+    job_done(e, j);
+}
+
+static void fail_slot(engine *e, slot *s, int status, const char *code, const char *message)
+{
+    fail_job(e, leave_slot(e, s), status, code, message);
+}
+
+/* --------------------------------------------------------------------------------------------------- choosing ---- */
+
+static size_t common(const llama_token *a, size_t n_a, const llama_token *b, size_t n_b)
+{
+    size_t n = n_a < n_b ? n_a : n_b, i = 0;
+    while (i < n && a[i] == b[i]) i++;
+    return i;
+}
+
+static bool same_salt(const char *a, const char *b) { return a && b ? !strcmp(a, b) : a == b; }
+
+/* Tokens of the job's prompt that slot `s` has in its cells and that may be taken from there. */
+static size_t share_of(const slot *s, const job *j)
+{
+    if (j->cache_off || s->n == 0 || !same_salt(s->salt, j->salt) || (s->job && s->job->cache_off)) return 0;
+    size_t n = common(s->tokens, s->n, j->tokens, j->n_tokens - 1);
+    /* A selection was made for another question; it serves only the conversation that it was made in. */
+    if (s->partial && (s->state != SLOT_FREE || n < s->n || j->request.load.retention >= 1)) n = 0;
+    return n < MIN_SHARE ? 0 : n;
+}
+
+/* What the store has of a prompt. The lease is the caller's. */
+static size_t stored_of(engine *e, job *j, imp_lease **lease)
+{
+    imp_prefix_info info;
+    *lease = NULL;
+    if (!e->uses_store || j->cache_off || j->request.recompute) return 0;
+    if (!j->space && imp_llama_open_space(e->ctx, j->salt, &j->space) < 0) {
+        log_event("warn", "store", json_pack("{s:s}", "message", imp_last_error()));
+        return 0;
+    }
+    if (imp_prefix_acquire(j->space, j->tokens, j->n_tokens, 0, lease, &info) < 0) return 0;
+    return info.n_matched;
+}
+
+/* Another slot is computing tokens of this prompt that are nowhere yet: it will have them soon. */
+static bool must_wait(engine *e, job *j)
+{
+    size_t best = 0;
+    if (j->cache_off || j->request.recompute) return false;
+    for (size_t i = 0; i < e->o.n_slots; i++) {
+        const slot *s = &e->slots[i];
+        if (s->state != SLOT_PROMPT || s->job->cache_off || !same_salt(s->salt, j->salt)) continue;
+        size_t n = common(s->job->tokens, s->job->n_tokens - 1, j->tokens, j->n_tokens - 1);
+        if (n > s->n && n > best) best = n;
+    }
+    if (best < MIN_GAIN) return false;
+    size_t have = 0;
+    for (size_t i = 0; i < e->o.n_slots; i++) {
+        size_t n = share_of(&e->slots[i], j);
+        if (n > have) have = n;
+    }
+    if (have + MIN_GAIN > best) return false;
+    imp_lease *lease;
+    size_t stored = stored_of(e, j, &lease);
+    imp_lease_release(lease);
+    if (stored > have) have = stored;
+    return have + MIN_GAIN <= best;
+}
+
+/* The free slot that was used last of all, emptied ones first. NULL: there is none but `but`. */
+static slot *oldest_free(engine *e, const slot *but)
+{
+    slot *oldest = NULL;
+    for (size_t i = 0; i < e->o.n_slots; i++) {
+        slot *s = &e->slots[i];
+        if (s->state != SLOT_FREE || s == but) continue;
+        bool better = !oldest || (s->n == 0 && oldest->n > 0) ||
+                      ((s->n == 0) == (oldest->n == 0) && s->used_ns < oldest->used_ns);
+        if (better) oldest = s;
+    }
+    return oldest;
+}
+
+/* Where a job goes, and whose cells it takes over (the slot's own, perhaps). False: no slot is free. */
+static bool choose_slot(engine *e, const job *j, slot **to, slot **from, size_t *n_share)
+{
+    slot *best = NULL;
+    *n_share = 0;
+    for (size_t i = 0; i < e->o.n_slots; i++) {
+        size_t n = share_of(&e->slots[i], j);
+        bool better = n > *n_share || (n == *n_share && n > 0 && best->state != SLOT_FREE &&
+                                       e->slots[i].state == SLOT_FREE);
+        if (better) {
+            best = &e->slots[i];
+            *n_share = n;
+        }
+    }
+    *from = best;
+    /* A slot that would lose much of another conversation is copied from rather than cut. */
+    bool keeps = best && best->state == SLOT_FREE && best->n - *n_share <= *n_share / 4 + MIN_GAIN;
+    *to = keeps ? best : oldest_free(e, best);
+    if (!*to && best && best->state == SLOT_FREE) *to = best;
+    return *to != NULL;
+}
+
+/* Cells that the jobs in slots may come to need, and those that free slots hold. */
+static void count_cells(const engine *e, size_t *busy, size_t *idle)
+{
+    *busy = *idle = 0;
+    for (size_t i = 0; i < e->o.n_slots; i++) {
+        const slot *s = &e->slots[i];
+        if (s->state == SLOT_FREE) *idle += s->n;
+        else *busy += s->job->n_tokens + s->job->max_tokens;
+    }
+}
+
+static bool drop_oldest(engine *e, const slot *but)
+{
+    slot *oldest = NULL;
+    for (size_t i = 0; i < e->o.n_slots; i++) {
+        slot *s = &e->slots[i];
+        if (s->state == SLOT_FREE && s->n > 0 && s != but && (!oldest || s->used_ns < oldest->used_ns)) oldest = s;
+    }
+    if (oldest) clear_slot(e, oldest);
+    return oldest != NULL;
+}
+
+/* --------------------------------------------------------------------------------------------------- starting ---- */
+
+/* Bring the slot to where the job's prompt goes on. */
+static bool settle_slot(engine *e, slot *s, const slot *from, size_t n_share, job *j)
+{
+    if (s == from) {
+        if (!imp_llama_seq_rm(e->ctx, s->id, (llama_pos)n_share, -1)) clear_slot(e, s);
+        else s->n = n_share;
+    } else {
+        clear_slot(e, s);
+    }
+    if (!same_salt(s->salt, j->salt)) {
+        char *salt = j->salt ? strdup(j->salt) : NULL;
+        if ((j->salt && !salt) || imp_llama_set_salt(e->ctx, s->id, salt) < 0) {
+            free(salt);
+            return false;
+        }
+        free(s->salt);
+        s->salt = salt;
+    }
+    if (s != from && n_share > 0) {
+        imp_llama_seq_cp(e->ctx, from->id, s->id, 0, (llama_pos)n_share);
+        if (imp_llama_seq_pos_max(e->ctx, s->id) + 1 == (llama_pos)n_share) {
+            memcpy(s->tokens, j->tokens, n_share * sizeof *s->tokens);
+            s->n = n_share;
+            metric_add(METRIC_LIVE_COPIES, 1);
+        } else {
+            clear_slot(e, s);
+        }
+    }
+    return true;
+}
+
+static void start_job(engine *e, job *j, slot *s, const slot *from, size_t n_share)
+{
+    s->job = j;
+    s->state = SLOT_PROMPT;
+    atomic_store(&j->has_slot, true);
+    j->started_ns = job_now_ns();
+    j->result.queue_ns = j->started_ns - j->asked_ns;
+    metric_observe(METRIC_QUEUE_SECONDS, j->result.queue_ns);
+
+    bool ok = settle_slot(e, s, from, n_share, j);
+    size_t stored = ok ? stored_of(e, j, &s->lease) : 0;
+    s->n_noted = 0;
+    if (stored >= s->n + MIN_GAIN) {
+        if (s->n > 0) clear_slot(e, s);
+        s->n_noted = stored;
+    } else {
+        imp_lease_release(s->lease);
+        s->lease = NULL;
+    }
+    s->n_live = s->n;
+    if (s->n_noted) s->partial = j->request.load.retention < 1; /* until the report says how it was */
+    imp_llama_request request = j->request;
+    request.recompute = request.recompute || j->cache_off;
+    request.store_new = request.store_new && !j->cache_off;
+    if (!ok || imp_llama_set_request(e->ctx, s->id, &request) < 0)
+        fail_slot(e, s, 500, "engine_failed", imp_last_error());
+}
+
+/* Put waiting jobs into slots, oldest first; those that wait for another's prefix let others pass. */
+static void start_jobs(engine *e)
+{
+    for (job **at = &e->waiting; *at;) {
+        job *j = *at;
+        slot *to, *from;
+        size_t n_share, busy, idle, need = j->n_tokens + j->max_tokens;
+        bool start = oldest_free(e, NULL) != NULL;
+        if (start && must_wait(e, j)) {
+            if (!j->waited) metric_add(METRIC_PREFIX_WAITS, 1);
+            j->waited = true;
+            at = &j->next;
+            continue;
+        }
+        count_cells(e, &busy, &idle);
+        start = start && busy + need <= e->o.n_cells && choose_slot(e, j, &to, &from, &n_share);
+        if (!start) break;
+        while (busy + idle + need > e->o.n_cells && drop_oldest(e, from)) count_cells(e, &busy, &idle);
+        if (busy + idle + need > e->o.n_cells && from && from->state == SLOT_FREE && to != from) to = from;
+        *at = j->next;
+        if (!*at) e->waiting_end = at;
+        e->n_waiting--;
+        start_job(e, j, to, from, n_share);
+    }
+    for (job *j = e->waiting; j && e->ahead; j = j->next) {
+        imp_lease *lease;
+        if (j->looked_ahead || j->waited) continue;
+        j->looked_ahead = true;
+        size_t stored = stored_of(e, j, &lease);
+        imp_lease_release(lease);
+        if (stored >= MIN_GAIN) ahead_put(e->ahead, j);
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------- computing ---- */
+
+static void put(engine *e, slot *s, llama_token token, size_t pos, bool output)
+{
+    int32_t i = e->batch.n_tokens++;
+    e->batch.token[i] = token;
+    e->batch.pos[i] = (llama_pos)pos;
+    e->batch.n_seq_id[i] = 1;
+    e->batch.seq_id[i][0] = s->id;
+    e->batch.logits[i] = output;
+    if (output) s->output = i;
+    s->n_share++;
+}
+
+static void put_prompt(engine *e, slot *s, size_t n)
+{
+    s->output = -1;
+    s->n_share = 0;
+    for (size_t i = 0; i < n; i++) put(e, s, s->job->tokens[s->n + i], s->n + i, s->n + i + 1 == s->job->n_tokens);
+}
+
+static void put_answer(engine *e, slot *s)
+{
+    s->output = -1;
+    s->n_share = 0;
+    put(e, s, s->next, s->n, true);
+}
+
+/* The batch went well: the slot has its share of it. */
+static void take_share(const engine *e, slot *s)
+{
+    for (int32_t i = 0; i < e->batch.n_tokens; i++)
+        if (e->batch.seq_id[i][0] == s->id) s->tokens[s->n++] = e->batch.token[i];
+}
+
+/* Hand over the tokens that the store has: nothing is computed yet. */
+static void feed_noted(engine *e, slot *s)
+{
+    while (s->n < s->n_noted) {
+        size_t n = s->n_noted - s->n < e->n_batch ? s->n_noted - s->n : e->n_batch;
+        e->batch.n_tokens = 0;
+        put_prompt(e, s, n);
+        if (imp_llama_decode(e->ctx, e->batch) != 0) break; /* the rest comes with the slices, and fails there */
+        take_share(e, s);
+    }
+    s->n_noted = 0;
+}
+
+/* The prompt's first output is there. */
+static void take_report(engine *e, slot *s)
+{
+    job *j = s->job;
+    job_result *r = &j->result;
+    size_t n_fed = j->n_tokens - s->n_live;
+    imp_llama_get_report(e->ctx, s->id, &r->report);
+    /* A report of another prompt: nothing was looked at for this one. */
+    if (r->report.prompt_tokens != n_fed) r->report = (imp_llama_report){.query_tokens = n_fed, .mass = 1};
+    if (r->report.query_tokens > j->n_tokens) r->report.query_tokens = j->n_tokens;
+    size_t cached = j->n_tokens - r->report.query_tokens;
+    bool loaded = r->report.way != IMP_LLAMA_WAY_COMPUTED;
+    r->prompt_tokens = j->n_tokens;
+    r->computed_tokens = r->report.query_tokens;
+    r->stored_tokens = loaded ? cached : 0;
+    r->live_tokens = loaded ? 0 : cached;
+    s->partial = loaded ? r->report.way == IMP_LLAMA_WAY_PARTIAL : s->partial && r->live_tokens > 0;
+    j->first_ns = job_now_ns();
+    r->ttft_ns = j->first_ns - j->asked_ns;
+
+    const imp_llama_report *p = &r->report;
+    metric_add(METRIC_PROMPT_TOKENS, r->prompt_tokens);
+    metric_add(METRIC_COMPUTED_TOKENS, r->computed_tokens);
+    metric_add(METRIC_CACHED_LIVE, r->live_tokens);
+    metric_add(METRIC_CACHED_STORE, r->stored_tokens);
+    metric_add(p->way == IMP_LLAMA_WAY_WHOLE     ? METRIC_WAY_WHOLE
+               : p->way == IMP_LLAMA_WAY_PARTIAL ? METRIC_WAY_PARTIAL
+               : r->live_tokens                  ? METRIC_WAY_LIVE
+                                                 : METRIC_WAY_COMPUTED, 1);
+    metric_add(METRIC_BYTES_DISK, p->bytes_read);
+    metric_add(METRIC_BYTES_HOST, p->host_hit_bytes);
+    metric_add(METRIC_BYTES_DEVICE, p->device_hit_bytes);
+    metric_add(METRIC_HITS_DISK, p->bytes_read > 0);
+    metric_add(METRIC_HITS_HOST, p->host_hit_bytes > 0);
+    metric_add(METRIC_HITS_DEVICE, p->device_hit_bytes > 0);
+    metric_add(METRIC_IDENTIFY_BYTES, p->identify_bytes);
+    metric_add(METRIC_LAYERS_SELECTED, p->n_selected);
+    metric_add(METRIC_LAYERS_FALLBACK, p->n_fallback);
+    metric_add(METRIC_RETRIES, p->retries);
+    metric_observe(METRIC_TTFT_SECONDS, r->ttft_ns);
+    if (e->uses_store) {
+        metric_observe(METRIC_MATCH_SECONDS, p->match_ns);
+        metric_observe(METRIC_IDENTIFY_SECONDS, p->identify_ns);
+        metric_observe(METRIC_IO_WAIT_SECONDS, p->io_wait_ns);
+        metric_observe(METRIC_GATHER_SECONDS, p->gather_ns);
+        metric_observe(METRIC_COMPUTE_SECONDS, p->compute_ns);
+    }
+}
+
+/* The slot's share of the batch was computed. */
+static void take_output(engine *e, slot *s)
+{
+    job *j = s->job;
+    take_share(e, s);
+    imp_lease_release(s->lease);
+    s->lease = NULL;
+    if (s->output < 0) return;
+    const float *logits = imp_llama_get_logits_ith(e->ctx, s->output);
+    if (!logits) {
+        fail_slot(e, s, 500, "engine_failed", "the model gave no logits");
+        return;
+    }
+    if (s->state == SLOT_PROMPT) {
+        take_report(e, s);
+        s->state = SLOT_ANSWER;
+    }
+    s->next = token_sampler_next(j->sampler, logits, e->scratch);
+    if (s->next == LLAMA_TOKEN_NULL) {
+        fail_slot(e, s, 500, "grammar_failed", "the grammar leaves no token that could come next");
+        return;
+    }
+    job_add_token(j, e->vocab, s->next, logits);
+    metric_add(METRIC_GENERATED_TOKENS, 1);
+    if (job_ended(j)) job_done(e, leave_slot(e, s));
+}
+
+/* Compute the batch that was put together of `slots`. Where that fails, each slot is tried alone, and those that fail
+ * again are given up. `n_prompt`: tokens for the one slot in SLOT_PROMPT among them. */
+static void compute(engine *e, slot **slots, size_t n, size_t n_prompt)
+{
+    e->batch.n_tokens = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (slots[i]->state == SLOT_ANSWER) put_answer(e, slots[i]);
+        else put_prompt(e, slots[i], n_prompt);
+    }
+    metric_add(METRIC_STEPS, 1);
+    int32_t rc = imp_llama_decode(e->ctx, e->batch);
+    while (rc == 1 && drop_oldest(e, NULL)) rc = imp_llama_decode(e->ctx, e->batch);
+    if (rc == 0) {
+        for (size_t i = 0; i < n; i++) take_output(e, slots[i]);
+        return;
+    }
+    metric_add(METRIC_STEP_FAILURES, 1);
+    if (n > 1) {
+        for (size_t i = 0; i < n; i++) compute(e, &slots[i], 1, n_prompt);
+        return;
+    }
+    log_event("error", "decode", json_pack("{s:i}", "code", (int)rc));
+    clear_slot(e, slots[0]);
+    fail_slot(e, slots[0], rc == 1 ? 503 : 500, "engine_failed",
+              rc == 1 ? "no cells are left for this request" : "the model failed to compute this request");
+}
+
+/* Whose prompt is next: the one that is done soonest; every fourth time the one that has waited longest. */
+static slot *next_prompt(engine *e)
+{
+    slot *next = NULL;
+    bool oldest = e->turn++ % 4 == 3;
+    for (size_t i = 0; i < e->o.n_slots; i++) {
+        slot *s = &e->slots[i];
+        if (s->state != SLOT_PROMPT) continue;
+        bool better = !next || (oldest ? s->job->asked_ns < next->job->asked_ns
+                                       : s->job->n_tokens - s->n < next->job->n_tokens - next->n);
+        if (better) next = s;
+    }
+    return next;
+}
+
+static size_t slice_tokens(const engine *e, const slot *s, size_t n_others)
+{
+    size_t left = s->job->n_tokens - s->n, most = e->n_batch - n_others, n = FIRST_SLICE;
+    /* With nobody to be held up a new request would be: but it must wait for less than that anyway. */
+    double budget = (double)e->o.slice_ns * (n_others ? 1 : 4);
+    if (e->slice_token_ns > 0) n = (size_t)(budget / e->slice_token_ns);
+    if (n < LEAST_SLICE) n = LEAST_SLICE;
+    if (left < n + LEAST_SLICE / 2) n = left; /* no tiny rest */
+    if (n > left) n = left;
+    return n < most ? n : most;
+}
+
+static void step(engine *e)
+{
+    slot *slots[ENGINE_MAX_SLOTS];
+    size_t n = 0, n_prompt = 0;
+    for (size_t i = 0; i < e->o.n_slots; i++)
+        if (e->slots[i].state == SLOT_PROMPT && e->slots[i].n_noted) feed_noted(e, &e->slots[i]);
+    for (size_t i = 0; i < e->o.n_slots; i++)
+        if (e->slots[i].state == SLOT_ANSWER) slots[n++] = &e->slots[i];
+    slot *prompt = next_prompt(e);
+    if (prompt) {
+        n_prompt = slice_tokens(e, prompt, n);
+        slots[n++] = prompt;
+    }
+    if (n == 0) return;
+    bool loads = prompt && prompt->lease;
+    uint64_t start = job_now_ns();
+    compute(e, slots, n, n_prompt);
+    if (n_prompt >= LEAST_SLICE && !loads) {
+        double ns = (double)(job_now_ns() - start) / (double)n_prompt;
+        e->slice_token_ns = e->slice_token_ns > 0 ? 0.7 * e->slice_token_ns + 0.3 * ns : ns;
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------- the thread ---- */
+
+/* End what nobody waits for, what took too long, and with `cut` everything. */
+static void reap(engine *e, bool refuse_waiting, bool cut)
+{
+    static const char leaving[] = "the server is shutting down";
+    uint64_t now = job_now_ns();
+    for (size_t i = 0; i < e->o.n_slots; i++) {
+        slot *s = &e->slots[i];
+        if (s->state == SLOT_FREE) continue;
+        bool late = now - s->job->asked_ns > e->o.limit_ns;
+        if (atomic_load(&s->job->cancelled)) end_slot(e, s, JOB_CANCELLED);
+        else if (cut) fail_slot(e, s, 503, "shutting_down", leaving);
+        else if (late && s->state == SLOT_ANSWER) end_slot(e, s, JOB_LENGTH);
+        else if (late) fail_slot(e, s, 504, "timeout", "the prompt took longer than a request may");
+    }
+    for (job **at = &e->waiting; *at;) {
+        job *j = *at;
+        bool cancelled = atomic_load(&j->cancelled), late = now - j->asked_ns > e->o.limit_ns;
+        if (!cancelled && !late && !refuse_waiting && !cut) {
+            at = &j->next;
+            continue;
+        }
+        *at = j->next;
+        if (!*at) e->waiting_end = at;
+        e->n_waiting--;
+        if (cancelled) {
+            job_finish(j, JOB_CANCELLED);
+            job_done(e, j);
+        } else {
+            fail_job(e, j, 503, late ? "timeout" : "shutting_down",
+                     late ? "the request waited longer than it may" : leaving);
+        }
+    }
+}
+
+static void show(const engine *e)
+{
+    size_t busy = 0, tokens = 0;
+    for (size_t i = 0; i < e->o.n_slots; i++) {
+        busy += e->slots[i].state != SLOT_FREE;
+        tokens += e->slots[i].n;
+    }
+    metric_set(METRIC_SLOTS, e->o.n_slots);
+    metric_set(METRIC_SLOTS_BUSY, busy);
+    metric_set(METRIC_QUEUE_LENGTH, e->n_waiting);
+    metric_set(METRIC_LIVE_TOKENS, tokens);
+}
+
+static bool is_busy(const engine *e)
+{
+    for (size_t i = 0; i < e->o.n_slots; i++)
+        if (e->slots[i].state != SLOT_FREE) return true;
+    return e->waiting != NULL;
+}
+
+static void *run(void *user)
+{
+    engine *e = user;
+    for (bool end = false; !end;) {
+        bool busy = is_busy(e);
+        if (!busy && e->unsaved) { /* a quiet moment: answers too go to the store */
+            imp_llama_flush(e->ctx);
+            e->unsaved = false;
+        }
+        pthread_mutex_lock(&e->lock);
+        while (!busy && !e->inbox && !e->woken && !e->end) pthread_cond_wait(&e->wake, &e->lock);
+        e->woken = false;
+        if (e->inbox) {
+            *e->waiting_end = e->inbox;
+            e->waiting_end = e->inbox_end;
+            for (job *j = e->inbox; j; j = j->next) e->n_waiting++;
+            e->inbox = NULL;
+            e->inbox_end = &e->inbox;
+        }
+        bool draining = e->draining, cut = e->cut || e->end;
+        end = e->end;
+        pthread_mutex_unlock(&e->lock);
+        reap(e, draining, cut);
+        start_jobs(e);
+        show(e);
+        step(e);
+        show(e);
+    }
+    return NULL;
+}
+
+/* -------------------------------------------------------------------------------------------- from other threads ---- */
+
+int engine_submit(engine *e, job *j, oai_error *error, unsigned *retry_after_s)
+{
+    int rc = 0;
+    pthread_mutex_lock(&e->lock);
+    *retry_after_s = e->retry_s;
+    if (e->draining || e->end) {
+        rc = oai_fail(error, 503, "shutting_down", NULL, "the server is shutting down");
+    } else if (e->n_jobs >= e->o.n_slots + e->o.n_queue) {
+        rc = oai_fail(error, 503, "queue_full", NULL, "%zu requests are being answered and %zu wait: come again later",
+                      e->o.n_slots, e->o.n_queue);
+        metric_add(METRIC_REFUSED, 1);
+    } else {
+        j->asked_ns = job_now_ns();
+        j->next = NULL;
+        *e->inbox_end = j;
+        e->inbox_end = &j->next;
+        e->n_jobs++;
+        pthread_cond_signal(&e->wake);
+    }
+    pthread_mutex_unlock(&e->lock);
+    return rc;
+}
+
+imp_llama_fit engine_fit(const engine *e, const char **why) { return imp_llama_get_fit(e->ctx, why); }
+
+static void set_flag(engine *e, bool *flag)
+{
+    pthread_mutex_lock(&e->lock);
+    *flag = true;
+    e->woken = true;
+    pthread_cond_signal(&e->wake);
+    pthread_mutex_unlock(&e->lock);
+}
+
+void engine_wake(engine *e) { set_flag(e, &e->woken); }
+
+void engine_drain(engine *e) { set_flag(e, &e->draining); }
+
+void engine_cut(engine *e) { set_flag(e, &e->cut); }
+
+bool engine_draining(engine *e)
+{
+    pthread_mutex_lock(&e->lock);
+    bool draining = e->draining;
+    pthread_mutex_unlock(&e->lock);
+    return draining;
+}
+
+size_t engine_n_jobs(engine *e)
+{
+    pthread_mutex_lock(&e->lock);
+    size_t n = e->n_jobs;
+    pthread_mutex_unlock(&e->lock);
+    return n;
+}
+
+/* ---------------------------------------------------------------------------------------------- open and close ---- */
+
+static void engine_free(engine *e)
+{
+    ahead_close(e->ahead);
+    for (size_t i = 0; e->slots && i < e->o.n_slots; i++) {
+        free(e->slots[i].tokens);
+        free(e->slots[i].salt);
+    }
+    imp_llama_free(e->ctx);
+    free(e->slots);
+    free(e->scratch);
+    if (e->batch.token) llama_batch_free(e->batch);
+    pthread_cond_destroy(&e->wake);
+    pthread_mutex_destroy(&e->lock);
+    free(e);
+}
+
+static int open_context(engine *e)
+{
+    struct llama_context_params cp = e->o.context;
+    cp.n_ctx = (uint32_t)e->o.n_cells;
+    cp.n_seq_max = (uint32_t)e->o.n_slots;
+    cp.kv_unified = true; /* slots share cells: a common prefix takes them once */
+    imp_llama_params params;
+    imp_llama_params_init(&params);
+    params.store = e->o.store;
+    params.model_files = &e->o.model_path;
+    params.n_model_files = 1;
+    params.request = e->o.request;
+    params.widen_query = true;
+    if (imp_llama_init(e->o.model, cp, &params, &e->ctx) < 0) return app_fail("%s", imp_last_error());
+    if (e->o.store && app_model_unchanged(e->o.model_path)) return 1;
+    e->uses_store = e->o.store && imp_llama_get_fit(e->ctx, NULL) != IMP_LLAMA_FIT_NONE;
+    e->n_batch = llama_n_batch(imp_llama_context(e->ctx));
+    return 0;
+}
+
+int engine_open(const engine_opts *opts, engine **out)
+{
+    *out = NULL;
+    engine *e = calloc(1, sizeof *e);
+    if (!e) return app_fail("out of memory");
+    e->o = *opts;
+    e->vocab = llama_model_get_vocab(opts->model);
+    e->waiting_end = &e->waiting;
+    e->inbox_end = &e->inbox;
+    e->retry_s = 1;
+    pthread_mutex_init(&e->lock, NULL);
+    pthread_cond_init(&e->wake, NULL);
+    int rc = open_context(e);
+    if (rc == 0) {
+        e->slots = calloc(opts->n_slots, sizeof *e->slots);
+        e->scratch = malloc((size_t)llama_vocab_n_tokens(e->vocab) * sizeof *e->scratch);
+        e->batch = llama_batch_init((int32_t)e->n_batch, 0, 1);
+        if (!e->slots || !e->scratch || !e->batch.token) rc = app_fail("out of memory");
+    }
+    for (size_t i = 0; rc == 0 && i < opts->n_slots; i++) {
+        e->slots[i].id = (llama_seq_id)i;
+        e->slots[i].tokens = malloc(opts->n_ctx * sizeof *e->slots[i].tokens);
+        if (!e->slots[i].tokens) rc = app_fail("out of memory");
+    }
+    if (rc == 0 && opts->look_ahead && e->uses_store)
+        e->ahead = ahead_open((uint32_t)llama_model_n_layer(opts->model));
+    show(e);
+    if (rc == 0 && pthread_create(&e->thread, NULL, run, e) != 0) rc = app_fail("can't start a thread");
+    if (rc) {
+        engine_free(e);
+        return rc;
+    }
+    *out = e;
+    return 0;
+}
+
+void engine_close(engine *e)
+{
+    if (!e) return;
+    set_flag(e, &e->end);
+    pthread_join(e->thread, NULL);
+    engine_free(e);
+}

@@ -1,0 +1,120 @@
+#include "keys.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "model.h"
+
+enum { MIN_KEY = 8 }; /* characters: what is shorter is a slip, not a secret */
+
+typedef struct ring_key {
+    char *key, *tenant;
+} ring_key;
+
+struct key_ring {
+    ring_key *keys;
+    size_t n;
+};
+
+static int add(key_ring *r, const char *key, const char *name, const char *where)
+{
+    if (strlen(key) < MIN_KEY) return app_fail("%s: a key of fewer than %d characters", where, MIN_KEY);
+    ring_key *keys = realloc(r->keys, (r->n + 1) * sizeof *keys);
+    if (!keys) return app_fail("out of memory");
+    r->keys = keys;
+    /* A name can't be taken for a key that has none: the salts differ by their first letter. */
+    size_t n = strlen(name ? name : key) + 6;
+    ring_key *k = &keys[r->n];
+    k->key = strdup(key);
+    k->tenant = malloc(n);
+    if (k->tenant) snprintf(k->tenant, n, "%s:%s", name ? "name" : "key", name ? name : key);
+    r->n++;
+    return k->key && k->tenant ? 0 : app_fail("out of memory");
+}
+
+static int add_file(key_ring *r, const char *path)
+{
+    FILE *f = fopen(path, "r");
+    if (!f) return app_fail("can't read the keys in %s: %s", path, strerror(errno));
+    struct stat st;
+    if (fstat(fileno(f), &st) == 0 && (st.st_mode & 077))
+        fprintf(stderr, "impress: note: others may read the keys in %s (chmod 600 ends that)\n", path);
+    char line[1024], where[512];
+    int rc = 0;
+    for (int at = 1; rc == 0 && fgets(line, sizeof line, f); at++) {
+        char *rest = NULL;
+        snprintf(where, sizeof where, "%s, line %d", path, at);
+        if (!strchr(line, '\n') && !feof(f)) {
+            rc = app_fail("%s: too long", where);
+            break;
+        }
+        char *hash = strchr(line, '#');
+        if (hash && (hash == line || hash[-1] == ' ' || hash[-1] == '\t')) *hash = '\0';
+        char *key = strtok_r(line, " \t\r\n", &rest);
+        char *name = key ? strtok_r(NULL, " \t\r\n", &rest) : NULL;
+        if (name && strtok_r(NULL, " \t\r\n", &rest))
+            rc = app_fail("%s: more than a key and a name", where);
+        else if (key)
+            rc = add(r, key, name, where);
+    }
+    if (rc == 0 && ferror(f)) rc = app_fail("can't read the keys in %s: %s", path, strerror(errno));
+    fclose(f);
+    memset(line, 0, sizeof line);
+    if (rc == 0 && r->n == 0) rc = app_fail("%s holds no keys", path);
+    return rc;
+}
+
+int key_ring_open(const char *path, const char *inline_keys, key_ring **out)
+{
+    *out = NULL;
+    key_ring *r = calloc(1, sizeof *r);
+    int rc = r ? 0 : app_fail("out of memory");
+    if (rc == 0 && path) rc = add_file(r, path);
+    if (rc == 0 && inline_keys) {
+        char *copy = strdup(inline_keys), *rest = NULL;
+        if (!copy) rc = app_fail("out of memory");
+        for (char *k = copy ? strtok_r(copy, ", ", &rest) : NULL; rc == 0 && k; k = strtok_r(NULL, ", ", &rest))
+            rc = add(r, k, NULL, "IMPRESS_API_KEY");
+        free(copy);
+    }
+    if (rc) {
+        key_ring_close(r);
+        return rc;
+    }
+    *out = r;
+    return 0;
+}
+
+void key_ring_close(key_ring *r)
+{
+    if (!r) return;
+    for (size_t i = 0; i < r->n; i++) {
+        free(r->keys[i].key);
+        free(r->keys[i].tenant);
+    }
+    free(r->keys);
+    free(r);
+}
+
+size_t key_ring_size(const key_ring *r) { return r ? r->n : 0; }
+
+/* Every byte of the stored key is looked at, whatever was sent. */
+static bool equal(const char *stored, const char *sent)
+{
+    size_t n = strlen(stored), m = strlen(sent);
+    volatile unsigned char differ = n != m;
+    for (size_t i = 0; i < n; i++) differ |= (unsigned char)(stored[i] ^ sent[i < m ? i : m]);
+    return differ == 0;
+}
+
+bool key_ring_find(const key_ring *r, const char *key, const char **tenant)
+{
+    const char *found = NULL;
+    for (size_t i = 0; i < key_ring_size(r); i++)
+        if (equal(r->keys[i].key, key)) found = r->keys[i].tenant;
+    if (found) *tenant = found;
+    return found != NULL;
+}
