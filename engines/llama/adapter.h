@@ -5,8 +5,11 @@
  *     pass.c      one sequence over a load: place cells, fill them while it computes, try again when a read fails
  *     sequence.c  what each virtual sequence holds
  *     save.c      rows of new tokens on their way into the store
+ *     queries.c   the last queries of a prompt, which go with them
+ *     rank.c      a stored prefix, repeated by the model to rank its tokens
  *     space.c     what has to be equal before KV is shared
  *     probe.c     does this model fit? structure of its graph, and a self-check
+ *     rope.c      how its keys are turned by their positions
  *     hook.c      the callback that llama.cpp asks at every node of the graph
  *     cells.c     rows in and out of the cache tensors
  *
@@ -26,6 +29,7 @@
 
 #define LC_NO_CELL UINT32_MAX
 #define LC_MIN_PREFIX 16 /* a shorter prefix isn't worth a load */
+#define LC_QUERY_ROWS 64 /* of a prompt's last queries: what imp_commit_queries() keeps */
 #define LC_E_GRAPH (-1000) /* the graph isn't what was assumed; never leaves the adapter */
 
 /* ------------------------------------------------------------------------------------------------------ cells ---- */
@@ -35,6 +39,10 @@ typedef struct lc_site {
     struct ggml_tensor *first, *last;  /* of these two, in the order in which the graph writes them */
     imp_layer_shape shape;
     uint32_t n_heads;                  /* of queries */
+    float scale, softcap;              /* of their scores */
+    size_t queries_at;                 /* in lc_queries.rows */
+    imp_rope rope;
+    float *factors;                    /* RoPE's own; NULL: none */
 } lc_site;
 
 /* Grows; kept from use to use. */
@@ -75,6 +83,12 @@ typedef enum lc_hook_mode {
  * which ends the pass. */
 typedef int (*lc_fill_fn)(imp_llama *ctx, void *user, size_t layer, const struct ggml_tensor *attention);
 
+/* What is copied of a row of the batch: its queries go to this slot of its sequence; -1: nothing. */
+typedef struct lc_take {
+    llama_seq_id seq;
+    int32_t slot;
+} lc_take;
+
 struct lc_muted {
     struct ggml_tensor *node;
     enum ggml_op op;
@@ -85,10 +99,12 @@ typedef struct lc_hook {
     int error;              /* why the pass was ended; its result is void */
     bool stop;              /* end every part of the graph at its first node */
     bool armed;             /* keys and values of `layer` are written, its attention comes next */
+    bool taking;            /* queries of this ubatch are kept */
     size_t layer;           /* next site, in this ubatch */
     size_t n_ubatches;      /* seen in this pass */
     uint32_t *cells;        /* of the tokens computed in this pass, in the graph's order: [n_cells] */
     size_t n_cells, cap_cells;
+    size_t first_row;       /* of the batch, in this ubatch */
     struct lc_muted *muted; /* nodes made no-ops, to be given their operation back: [n_muted] */
     size_t n_muted, cap_muted;
 
@@ -98,6 +114,9 @@ typedef struct lc_hook {
     size_t n_visible;       /* cells that the first token must see, its own included; 0: not checked */
     const uint32_t *placed; /* and these among them: [n_placed] */
     size_t n_placed;
+
+    const lc_take *take;    /* [the batch's tokens]; NULL: no queries are kept of this pass */
+    size_t n_taken, n_to_take; /* times a layer's were copied, and should have been */
 } lc_hook;
 
 bool lc_hook_eval(struct ggml_tensor *t, bool ask, void *user); /* for cb_eval; `user` is the imp_llama */
@@ -112,18 +131,26 @@ typedef struct lc_probe {
     bool sinks;                 /* attention has sinks: whole loads only */
     struct ggml_tensor *mask;
     struct ggml_tensor *written[2]; /* cache tensors written since the last attention */
+    const struct ggml_tensor *source[2]; /* and what was written to them */
     size_t n_written;
     bool others;                /* a node that computes came between the last write and now */
     uint8_t *graph;             /* operations and their parameters, for the space: [n_graph] */
     size_t n_graph, cap_graph;
     const struct ggml_tensor *factors; /* RoPE factors seen last */
     bool no_memory;
+    const char *no_ropes;       /* why its keys can't be turned back; NULL: they can */
 } lc_probe;
 
 /* Look at the model, then at its graph, then try loading. Sets ctx->fit, ctx->why, ctx->sites. The memory is empty
  * before and after. */
 void lc_probe_run(imp_llama *ctx, const struct llama_context_params *cp);
 void lc_probe_node(imp_llama *ctx, struct ggml_tensor *t); /* for the hook */
+
+/* From the tensor that is written into the key cache: sets site->rope, site->factors. NULL, or why it isn't known. */
+const char *lc_rope_learn(const struct ggml_tensor *written, lc_site *site);
+
+/* Does llama.cpp multiply keys by a Hadamard matrix before they are cached? */
+bool lc_rope_rotated(enum ggml_type type, uint32_t head_dim);
 
 /* ------------------------------------------------------------------------------------------------- sequences ---- */
 
@@ -132,6 +159,13 @@ typedef enum lc_seq_state {
     LC_SEQ_REAL,  /* cells hold all of it, or a selection of its prefix and all after it */
     LC_SEQ_ALIEN  /* cells hold it, but not as tokens from position 0 on: never stored */
 } lc_seq_state;
+
+/* The last queries of a prompt, exact, that are not in the store yet. */
+typedef struct lc_queries {
+    float *rows;     /* [layer][LC_QUERY_ROWS][n_heads][head_dim] */
+    size_t first, n; /* of the tokens [first, first + n) */
+    size_t next_first, next_n, n_rows, n_seen; /* while a batch with n_rows tokens of the sequence is decoded */
+} lc_queries;
 
 typedef struct lc_seq {
     lc_seq_state state;
@@ -154,6 +188,7 @@ typedef struct lc_seq {
 
     imp_commit *commit; /* being copied: tokens [commit_next, commit_end) are still missing */
     size_t commit_next, commit_end;
+    lc_queries queries; /* for the commit of this prompt */
     bool want_save;     /* a prompt came in since the last commit */
     bool answered;      /* and its first output was handed over */
 
@@ -199,6 +234,12 @@ int32_t lc_pass_whole(imp_llama *ctx, llama_seq_id id);
 /* Give its cells back and only note its tokens. */
 void lc_pass_drop(imp_llama *ctx, llama_seq_id id);
 
+/* The last `most` rows of a layer's queries, in memory that can be read; valid until the next call. */
+int lc_pass_query(imp_llama *ctx, const struct ggml_tensor *attention, size_t most, imp_query *out);
+
+/* One more token in a batch of single sequences. */
+void lc_pass_put(struct llama_batch *b, llama_token token, llama_pos pos, llama_seq_id id, bool output);
+
 /* Take `k` cells for the positions [end - k, end) of an empty sequence; cells[i] becomes that of the i-th.
  * As llama_decode(); no cell is held on failure. */
 int32_t lc_pass_place(imp_llama *ctx, llama_seq_id id, llama_pos end, size_t k, uint32_t *cells);
@@ -208,6 +249,18 @@ int32_t lc_pass_place(imp_llama *ctx, llama_seq_id id, llama_pos end, size_t k, 
 void lc_save_step(imp_llama *ctx);            /* a slice of what is due */
 int lc_save_seq(imp_llama *ctx, lc_seq *s);   /* all of a sequence */
 void lc_save_cancel(lc_seq *s);
+
+/* Around a decode of `b`: keep the last queries of the sequences in it, or of `only`, whose first token in `b` is at
+ * position `first`. `done`: it went well. */
+void lc_queries_begin(imp_llama *ctx, const struct llama_batch *b, const lc_seq *only, size_t first);
+void lc_queries_end(imp_llama *ctx, bool done);
+
+/* For the hook: does this ubatch have rows to keep, and take them from one layer. */
+bool lc_queries_wanted(imp_llama *ctx);
+void lc_queries_take(imp_llama *ctx, size_t layer, const struct ggml_tensor *attention);
+
+void lc_queries_commit(imp_llama *ctx, lc_seq *s); /* hand them to the open commit, and drop them */
+void lc_queries_drop(lc_seq *s);
 
 /* ------------------------------------------------------------------------------------------------------- space ---- */
 
@@ -229,7 +282,7 @@ struct imp_llama {
     imp_store *store;
     imp_space *space;   /* NULL: plain llama.cpp */
     imp_llama_fit fit;
-    char why[160];
+    char why[160], note[256];
     uint32_t n_vocab, n_batch, n_ubatch, n_seq_max;
     uint32_t min_query;
     bool widen_query;
@@ -259,6 +312,7 @@ struct imp_llama {
     int32_t *out_row;   /* of the batch's tokens, -1: none: [n_batch] */
     int32_t n_out_tokens;
     int32_t *order;     /* tokens of the batch by sequence: [n_batch] */
+    lc_take *take;      /* [n_batch] */
     int32_t *rows;      /* out_row of one sequence's tokens: [n_batch] */
     llama_token_data *candidates; /* [n_vocab], for the sampler */
 };

@@ -56,8 +56,8 @@ static int check_request(const imp_llama_request *r)
     if (!(r->load.retention > 0 && r->load.retention <= 1)) {
         return lc_error(IMP_E_ARG, "retention %g isn't in (0, 1]", r->load.retention);
     }
-    if (r->load.switches.identify > IMP_IDENTIFY_ALL_KEYS) {
-        return lc_error(IMP_E_UNSUPPORTED, "identification %d isn't in this version", (int)r->load.switches.identify);
+    if ((unsigned)r->load.switches.identify > IMP_IDENTIFY_RANDOM) {
+        return lc_error(IMP_E_ARG, "unknown identification %d", (int)r->load.switches.identify);
     }
     if (r->load.retention < 1 && r->load.switches.identify == IMP_IDENTIFY_NONE && !r->recompute) {
         return lc_error(IMP_E_ARG, "retention %g needs an identification", r->load.retention);
@@ -86,9 +86,11 @@ static int open_sequences(imp_llama *ctx, const imp_llama_request *request)
     ctx->work = llama_batch_init((int32_t)ctx->n_batch, 0, 1);
     ctx->order = calloc(ctx->n_batch, sizeof *ctx->order);
     ctx->rows = calloc(ctx->n_batch, sizeof *ctx->rows);
+    ctx->take = calloc(ctx->n_batch, sizeof *ctx->take);
     ctx->out_row = calloc(ctx->n_batch, sizeof *ctx->out_row);
     ctx->candidates = calloc(ctx->n_vocab, sizeof *ctx->candidates);
-    if (!ctx->seqs || !ctx->work.token || !ctx->order || !ctx->rows || !ctx->out_row || !ctx->candidates) {
+    bool batch = ctx->work.token && ctx->order && ctx->rows && ctx->take && ctx->out_row;
+    if (!ctx->seqs || !batch || !ctx->candidates) {
         return lc_error(IMP_E_NOMEM, "no memory for a context");
     }
     for (uint32_t i = 0; i < ctx->n_seq_max; i++) ctx->seqs[i].request = *request;
@@ -178,6 +180,7 @@ void imp_llama_free(imp_llama *ctx)
     free(ctx->files);
     free(ctx->salt);
     free(ctx->adapters);
+    for (size_t l = 0; l < ctx->n_sites; l++) free(ctx->sites[l].factors);
     free(ctx->sites);
     free(ctx->hook.cells);
     free(ctx->hook.muted);
@@ -188,6 +191,7 @@ void imp_llama_free(imp_llama *ctx)
     lc_buffer_free(&ctx->stage_mask);
     free(ctx->order);
     free(ctx->rows);
+    free(ctx->take);
     free(ctx->out);
     free(ctx->out_row);
     free(ctx->candidates);
@@ -200,6 +204,48 @@ imp_llama_fit imp_llama_get_fit(const imp_llama *ctx, const char **why)
 {
     if (why) *why = ctx->why;
     return ctx->fit;
+}
+
+/* KV heads that the first `n` query heads use, the least over the layers; of how many there are. */
+static uint32_t kv_heads_of(const imp_llama *ctx, uint32_t n, uint32_t *of)
+{
+    uint32_t least = UINT32_MAX;
+    *of = 0;
+    for (size_t l = 0; l < ctx->n_sites; l++) {
+        const lc_site *s = &ctx->sites[l];
+        uint32_t group = s->n_heads / s->shape.n_kv_heads, used = (n + group - 1) / group;
+        if (used > s->shape.n_kv_heads) used = s->shape.n_kv_heads;
+        if (used < least) least = used, *of = s->shape.n_kv_heads;
+    }
+    return least;
+}
+
+const char *imp_llama_note(imp_llama *ctx, const imp_llama_request *request)
+{
+    enum { PAPER_PROBE_HEADS = 3 };
+    const imp_load_opts *o = &request->load;
+    if (!ctx->space || request->recompute || o->switches.identify == IMP_IDENTIFY_NONE || o->retention >= 1) return "";
+    if (ctx->fit != IMP_LLAMA_FIT_FULL) {
+        snprintf(ctx->note, sizeof ctx->note, "prefixes are loaded whole: %s", ctx->why);
+        return ctx->note;
+    }
+    if (o->switches.identify == IMP_IDENTIFY_SKETCH && ctx->probe.no_ropes) {
+        snprintf(ctx->note, sizeof ctx->note, "all keys are read instead of sketches: %s", ctx->probe.no_ropes);
+        return ctx->note;
+    }
+    if (o->switches.identify != IMP_IDENTIFY_PROBE) return "";
+    uint32_t n_kv, n = o->n_probe_heads ? o->n_probe_heads : PAPER_PROBE_HEADS;
+    uint32_t used = kv_heads_of(ctx, n, &n_kv);
+    if (n > ctx->sites[0].n_heads) {
+        snprintf(ctx->note, sizeof ctx->note, "all %u heads are probe heads, not %u", ctx->sites[0].n_heads, n);
+    } else if (o->probe_spread && n > n_kv) {
+        snprintf(ctx->note, sizeof ctx->note, "%u probe heads share the keys of all %u KV heads", n, n_kv);
+    } else if (!o->probe_spread && used == n_kv) {
+        snprintf(ctx->note, sizeof ctx->note, "the probe heads' keys are all keys: they use all %u KV heads", n_kv);
+    } else {
+        return "";
+    }
+    return ctx->note;
 }
 
 static bool is_seq(const imp_llama *ctx, llama_seq_id seq) { return seq >= 0 && (uint32_t)seq < ctx->n_seq_max; }

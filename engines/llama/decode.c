@@ -198,7 +198,9 @@ static int32_t pass_rest(imp_llama *ctx, const struct llama_batch *b)
     }
     if (w->n_tokens == 0) return 0;
     int error;
+    lc_queries_begin(ctx, w, NULL, 0);
     int32_t rc = lc_hook_decode(ctx, *w, LC_HOOK_WATCH, &error);
+    lc_queries_end(ctx, rc == 0 && !error);
     if (rc != 0) return rc;
     for (int32_t i = 0; i < w->n_tokens; i++) {
         if (ctx->rows[i] < 0) continue;
@@ -227,7 +229,9 @@ static int32_t run_together(imp_llama *ctx, const struct llama_batch *b)
 {
     int error;
     ctx->out_own = true;
+    lc_queries_begin(ctx, b, NULL, 0);
     int32_t rc = lc_hook_decode(ctx, *b, LC_HOOK_WATCH, &error);
+    lc_queries_end(ctx, rc == 0 && !error);
     if (rc == 0) note_passed(ctx, b, !error);
     return rc;
 }

@@ -94,11 +94,15 @@ static int check_visible(imp_llama *ctx, const struct ggml_tensor *attention)
     return lc_error(LC_E_GRAPH, "placed cells are not those that the attention sees");
 }
 
+static bool is_filling(const lc_hook *h)
+{
+    return h->mode == LC_HOOK_FILL && (h->n_ubatches == 1 || !h->fill_once);
+}
+
 static void fill(imp_llama *ctx, const struct ggml_tensor *attention)
 {
     lc_hook *h = &ctx->hook;
     int rc = 0;
-    h->armed = false;
     if (lc_root(attention->src[1]) != ctx->sites[h->layer].k || lc_root(attention->src[2]) != ctx->sites[h->layer].v) {
         rc = lc_error(LC_E_GRAPH, "the graph's layers are not those of the self-check");
     } else if (h->layer == 0 && h->n_ubatches == 1 && h->n_visible) {
@@ -106,23 +110,27 @@ static void fill(imp_llama *ctx, const struct ggml_tensor *attention)
     }
     if (!rc) rc = h->fill(ctx, h->fill_user, h->layer, attention);
     if (rc < 0) fail(h, rc);
-    h->layer++;
 }
 
-/* Whether the result of `t` is wanted. */
-static bool ask_fill(imp_llama *ctx, struct ggml_tensor *t)
+/* Whether the result of `t` is wanted: before a layer's attention, where it is to be filled or has queries to keep. */
+static bool ask_attention(imp_llama *ctx, struct ggml_tensor *t)
 {
     lc_hook *h = &ctx->hook;
+    bool filling = is_filling(h);
     if (h->armed) {
         if (t->op == GGML_OP_FLASH_ATTN_EXT) {
-            fill(ctx, t);
-        } else if (!is_no_op(t)) {
+            h->armed = false;
+            if (h->taking && h->take) lc_queries_take(ctx, h->layer, t);
+            if (filling) fill(ctx, t);
+            h->layer++;
+        } else if (!is_no_op(t) && filling) {
             fail(h, lc_error(LC_E_GRAPH, "%s between a layer's writes and its attention", ggml_op_name(t->op)));
+        } else if (!is_no_op(t)) {
+            h->armed = false;
         }
         return false;
     }
-    bool filling = h->n_ubatches == 1 || !h->fill_once;
-    if (t->op == GGML_OP_SET_ROWS && filling && h->layer < ctx->n_sites) {
+    if (t->op == GGML_OP_SET_ROWS && (filling || h->taking) && h->layer < ctx->n_sites) {
         h->armed = lc_root(t) == ctx->sites[h->layer].last;
     }
     return h->armed;
@@ -132,7 +140,7 @@ static bool ask_fill(imp_llama *ctx, struct ggml_tensor *t)
 static void check_filled(imp_llama *ctx)
 {
     lc_hook *h = &ctx->hook;
-    if (h->mode != LC_HOOK_FILL || (h->fill_once && h->n_ubatches > 1) || h->layer == ctx->n_sites) return;
+    if (!is_filling(h) || h->layer == ctx->n_sites) return;
     fail(h, lc_error(LC_E_GRAPH, "%zu of %zu layers asked for their rows", h->layer, ctx->n_sites));
 }
 
@@ -155,14 +163,17 @@ bool lc_hook_eval(struct ggml_tensor *t, bool ask, void *user)
         if (h->n_ubatches > 0) check_filled(ctx);
         h->layer = 0;
         h->n_ubatches++;
+        h->first_row = h->n_cells;
         note_cells(h, t);
+        h->taking = lc_queries_wanted(ctx);
+        if (h->taking) h->n_to_take += ctx->n_sites;
     }
     if (h->mode == LC_HOOK_PLACE) {
         h->stop = h->stop || starts;
         mute(h, t);
         return h->stop;
     }
-    bool wanted = h->mode == LC_HOOK_FILL && !h->stop && ask_fill(ctx, t);
+    bool wanted = !h->stop && ask_attention(ctx, t);
     if (h->stop) mute(h, t);
     return wanted || h->stop;
 }
@@ -172,8 +183,8 @@ int32_t lc_hook_decode(imp_llama *ctx, struct llama_batch batch, lc_hook_mode mo
     lc_hook *h = &ctx->hook;
     h->mode = mode;
     h->error = 0;
-    h->stop = h->armed = false;
-    h->layer = h->n_ubatches = h->n_cells = 0;
+    h->stop = h->armed = h->taking = false;
+    h->layer = h->n_ubatches = h->n_cells = h->first_row = 0;
 
     int32_t rc = llama_decode(ctx->lctx, batch);
 

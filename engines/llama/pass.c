@@ -79,13 +79,12 @@ static plan make_plan(const imp_llama *ctx, const lc_seq *s, bool whole, size_t 
 
 /* ---- filling */
 
-/* The last rows of the query, in memory that can be read. */
-static int read_query(imp_llama *ctx, const lc_seq *s, const struct ggml_tensor *attention, imp_query *out)
+int lc_pass_query(imp_llama *ctx, const struct ggml_tensor *attention, size_t most, imp_query *out)
 {
     const struct ggml_tensor *q = attention->src[0];
     struct ggml_tensor *root = lc_root(attention->src[0]);
-    size_t n = (size_t)q->ne[1], most = s->request.load.max_query_rows ? s->request.load.max_query_rows : QUERY_ROWS;
-    size_t rows = n < most ? n : most, at = q->view_offs + (n - rows) * q->nb[1];
+    size_t n = (size_t)q->ne[1], rows = n < most ? n : most;
+    size_t at = q->view_offs + (n - rows) * q->nb[1];
     float params[3]; /* scale, ALiBi's bias, soft cap */
     memcpy(params, attention->op_params, sizeof params);
 
@@ -109,9 +108,10 @@ static int fill_layer(imp_llama *ctx, void *user, size_t layer, const struct ggm
 {
     lc_seq *s = user;
     imp_query query;
+    size_t most = s->request.load.max_query_rows ? s->request.load.max_query_rows : QUERY_ROWS;
     int rc = layer == 0 && s->load_used ? imp_load_rewind(s->load) : 0;
     s->load_used = true;
-    if (!rc && s->partial) rc = read_query(ctx, s, attention, &query);
+    if (!rc && s->partial) rc = lc_pass_query(ctx, attention, most, &query);
     if (!rc) rc = imp_load_select(s->load, (uint32_t)layer, s->partial ? &query : NULL, NULL);
     if (!rc) rc = lc_cells_gather(ctx, s->load, layer, s->placed, s->n_placed);
     return rc;
@@ -141,6 +141,9 @@ static void end_load(lc_seq *s)
         r->bytes_read += st.bytes_read;
         r->identify_bytes += st.identify_bytes;
         r->host_hit_bytes += st.host_hit_bytes;
+        r->device_hit_bytes += st.device_hit_bytes;
+        r->n_selected += st.n_selected;
+        r->n_fallback += st.n_fallback;
         r->mass = st.mass;
     }
     lc_seq_release(s);
@@ -148,7 +151,7 @@ static void end_load(lc_seq *s)
 
 /* ---- decoding */
 
-static void put(struct llama_batch *b, llama_token token, llama_pos pos, llama_seq_id id, bool output)
+void lc_pass_put(struct llama_batch *b, llama_token token, llama_pos pos, llama_seq_id id, bool output)
 {
     int32_t i = b->n_tokens++;
     b->token[i] = token;
@@ -163,7 +166,7 @@ static int32_t settle(imp_llama *ctx, llama_seq_id id)
 {
     if (!ctx->shift_pending) return 0;
     ctx->work.n_tokens = 0;
-    put(&ctx->work, 0, 0, id, false);
+    lc_pass_put(&ctx->work, 0, 0, id, false);
     int32_t rc = lc_hook_decode(ctx, ctx->work, LC_HOOK_WATCH, NULL);
     llama_memory_seq_rm(ctx->memory, id, -1, -1);
     return rc;
@@ -177,7 +180,7 @@ int32_t lc_pass_place(imp_llama *ctx, llama_seq_id id, llama_pos end, size_t k, 
         size_t n = k - i < most ? k - i : most;
         int error;
         ctx->work.n_tokens = 0;
-        for (size_t j = 0; j < n; j++) put(&ctx->work, 0, end - (llama_pos)(k - i - j), id, false);
+        for (size_t j = 0; j < n; j++) lc_pass_put(&ctx->work, 0, end - (llama_pos)(k - i - j), id, false);
         rc = lc_hook_decode(ctx, ctx->work, LC_HOOK_PLACE, &error);
         if (rc == 0 && error) rc = -3;
         if (rc == 0) memcpy(cells + i, ctx->hook.cells, n * sizeof *cells);
@@ -205,10 +208,12 @@ static int32_t decode_span(imp_llama *ctx, llama_seq_id id, size_t from, size_t 
         size_t n = s->n - first < ctx->n_batch ? s->n - first : ctx->n_batch;
         ctx->work.n_tokens = 0;
         for (size_t i = first; i < first + n; i++) {
-            put(&ctx->work, s->tokens[i], (llama_pos)i, id, i >= n0 && outputs && outputs[i - n0] >= 0);
+            lc_pass_put(&ctx->work, s->tokens[i], (llama_pos)i, id, i >= n0 && outputs && outputs[i - n0] >= 0);
         }
         h->n_visible = mode == LC_HOOK_FILL ? s->n_placed + (first - s->n_loaded) + 1 : 0;
+        lc_queries_begin(ctx, &ctx->work, s, first);
         int32_t rc = lc_hook_decode(ctx, ctx->work, mode, error);
+        lc_queries_end(ctx, rc == 0 && !*error);
         if (rc != 0 || (*error && mode != LC_HOOK_WATCH)) return rc;
         if (!*error) lc_seq_set_cells(s, first, h->cells, n);
         *error = 0; /* one that was only watched is good; what isn't known of its cells isn't stored */

@@ -80,6 +80,7 @@ static void probe_write(imp_llama *ctx, struct ggml_tensor *t)
         refuse(p, "its cache isn't written row by row (flash attention is off?)");
         return;
     }
+    p->source[p->n_written] = t->src[0];
     p->written[p->n_written++] = lc_root(t);
     p->others = false;
 }
@@ -89,11 +90,11 @@ static void probe_attention(imp_llama *ctx, struct ggml_tensor *t)
     lc_probe *p = &ctx->probe;
     const struct ggml_tensor *q = t->src[0], *k_view = t->src[1], *v_view = t->src[2];
     struct ggml_tensor *k = lc_root(t->src[1]), *v = lc_root(t->src[2]), *mask = t->src[3];
-    float max_bias;
-    memcpy(&max_bias, (const char *)t->op_params + sizeof(float), sizeof max_bias);
+    float params[3]; /* scale, ALiBi's bias, soft cap */
+    memcpy(params, t->op_params, sizeof params);
 
     if (k == v) refuse(p, "keys and values share one cache (MLA)");
-    if (max_bias > 0) refuse(p, "ALiBi");
+    if (params[1] > 0) refuse(p, "ALiBi");
     if (p->n_written != 2 || p->others) refuse(p, "a layer's attention doesn't follow the writes to its cache");
     for (size_t i = 0; i < ctx->n_sites; i++) {
         if (ctx->sites[i].k == k) refuse(p, "layers share their KV");
@@ -121,11 +122,20 @@ static void probe_attention(imp_llama *ctx, struct ggml_tensor *t)
         return;
     }
     ctx->sites = sites;
-    sites[ctx->n_sites++] = (lc_site){
+    lc_site *site = &sites[ctx->n_sites];
+    const lc_site *before = ctx->n_sites ? site - 1 : NULL;
+    *site = (lc_site){
         .k = k, .v = v, .first = p->written[0], .last = p->written[1],
         .shape = {(uint32_t)k_view->ne[2], (uint32_t)k_view->ne[0], (uint32_t)v_view->ne[0]},
-        .n_heads = (uint32_t)q->ne[2],
+        .n_heads = (uint32_t)q->ne[2], .scale = params[0], .softcap = params[2],
     };
+    if (before) {
+        size_t rows = (size_t)LC_QUERY_ROWS * before->n_heads * before->shape.head_dim_k;
+        site->queries_at = before->queries_at + rows;
+    }
+    const char *no_rope = lc_rope_learn(p->source[k_first ? 0 : 1], site);
+    if (!p->no_ropes) p->no_ropes = no_rope;
+    ctx->n_sites++;
     p->mask = lc_root(mask);
     p->sinks = p->sinks || t->src[4];
     p->n_written = 0;
@@ -366,6 +376,7 @@ void lc_probe_run(imp_llama *ctx, const struct llama_context_params *cp)
     } else {
         ctx->fit = IMP_LLAMA_FIT_FULL;
         ctx->why[0] = '\0';
+        if (ctx->probe.no_ropes) lc_say(IMP_LOG_INFO, "no sketches of this model's keys: %s", ctx->probe.no_ropes);
     }
     check_free(ctx, &c);
     llama_memory_clear(ctx->memory, false);

@@ -36,6 +36,7 @@ static int begin(imp_llama *ctx, lc_seq *s)
         lc_say(IMP_LOG_INFO, "new KV isn't stored: %s", imp_last_error());
         return rc;
     }
+    if (!s->commit) lc_queries_drop(s); /* all is stored, or too little is new */
     s->commit_next = first;
     s->commit_end = end;
     return 0;
@@ -58,6 +59,7 @@ static int copy(imp_llama *ctx, lc_seq *s, size_t most)
     s->commit_next += n;
     if (s->commit_next < s->commit_end) return 0;
 
+    lc_queries_commit(ctx, s);
     int rc = imp_commit_finish(s->commit);
     s->commit = NULL;
     if (rc < 0) {

@@ -41,6 +41,7 @@ void lc_seq_note(lc_seq *s)
 {
     lc_seq_release(s);
     lc_save_cancel(s);
+    lc_queries_drop(s);
     s->state = LC_SEQ_NOTED;
     s->n_loaded = s->n_placed = s->exact = s->sound = 0;
     s->partial = false;
@@ -75,6 +76,7 @@ void lc_seq_truncate(imp_llama *ctx, llama_seq_id id, size_t n)
     }
     s->n = n;
     if (s->saved > n) s->saved = n;
+    if (s->queries.first + s->queries.n > n) lc_queries_drop(s);
     if (s->state == LC_SEQ_NOTED) {
         lc_seq_release(s); /* matched again with the next batch */
         return;

@@ -18,18 +18,24 @@ bool lc_space_type(enum ggml_type t, imp_type *out)
 int lc_space_describe(imp_llama *ctx, const char *salt, imp_space **out)
 {
     imp_layer_shape *layers = calloc(ctx->n_sites, sizeof *layers);
+    imp_rope *ropes = calloc(ctx->n_sites, sizeof *ropes);
+    uint32_t *n_heads = calloc(ctx->n_sites, sizeof *n_heads);
     imp_hash128 *files = calloc(ctx->n_files, sizeof *files);
     char engine[96], name[128], arch[64] = "";
     imp_type type_k, type_v;
     int rc = 0;
     *out = NULL;
-    if (!layers || !files) {
+    if (!layers || !ropes || !n_heads || !files) {
         rc = lc_error(IMP_E_NOMEM, "no memory to describe the model");
         goto out;
     }
     for (size_t i = 0; i < ctx->n_files && !rc; i++) rc = imp_store_fingerprint(ctx->store, ctx->files[i], &files[i]);
     if (rc < 0) goto out;
-    for (size_t l = 0; l < ctx->n_sites; l++) layers[l] = ctx->sites[l].shape;
+    for (size_t l = 0; l < ctx->n_sites; l++) {
+        layers[l] = ctx->sites[l].shape;
+        ropes[l] = ctx->sites[l].rope;
+        n_heads[l] = ctx->sites[l].n_heads;
+    }
     if (!lc_space_type(ctx->sites[0].k->type, &type_k) || !lc_space_type(ctx->sites[0].v->type, &type_v)) {
         rc = lc_error(IMP_E_UNSUPPORTED, "the cache's type can't be stored");
         goto out;
@@ -63,6 +69,8 @@ int lc_space_describe(imp_llama *ctx, const char *salt, imp_space **out)
     rc = imp_space_open(ctx->store, &desc, out);
 out:
     free(files);
+    free(n_heads);
+    free(ropes);
     free(layers);
     return rc;
 }

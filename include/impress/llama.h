@@ -86,7 +86,7 @@ typedef enum imp_llama_fit {
 /* How far this model and context fit; `*why` (may be NULL): one line, "" for FULL. Lives as long as the context. */
 imp_llama_fit imp_llama_get_fit(const imp_llama *ctx, const char **why);
 
-/* How sequence `seq` uses the store from now on. IMP_E_ARG, IMP_E_UNSUPPORTED (a switch that isn't in this version). */
+/* How sequence `seq` uses the store from now on. IMP_E_ARG. A request whose load the store refuses is computed. */
 int imp_llama_set_request(imp_llama *ctx, llama_seq_id seq, const imp_llama_request *request);
 
 /* Tenants: sequence `seq` keeps apart from those of other salts from now on; NULL: the salt of the context's parameters.
@@ -98,6 +98,10 @@ int imp_llama_set_salt(imp_llama *ctx, llama_seq_id seq, const char *salt);
  * store beside this context: what is stored, reading ahead. IMP_E_UNSUPPORTED where the store isn't used.
  * Owner: the caller, until imp_space_close(). Threads: the handle any, this call as the others. */
 int imp_llama_open_space(imp_llama *ctx, const char *salt, imp_space **out);
+
+/* What will be done otherwise than `request` says in this model, as one line: "" if nothing. Valid until the next call
+ * on this context. */
+const char *imp_llama_note(imp_llama *ctx, const imp_llama_request *request);
 
 /* ---- mirrors of llama.h */
 
@@ -137,6 +141,14 @@ int imp_llama_set_adapters_lora(imp_llama *ctx, struct llama_adapter_lora **adap
 /* Copy everything unsaved out of the cells and hand it to the store now. (It is also done by and by during generation,
  * and before cells are given up.) imp_store_flush() then waits for the disk. */
 int imp_llama_flush(imp_llama *ctx);
+
+/* Rank the tokens of a stored prefix without any question, for IMP_RANK_RECONSTRUCTION: it is loaded whole into the
+ * empty sequence `seq`, the model repeats it, a chunk after the other, and each token's largest attention is kept (KVzip,
+ * arXiv 2505.23416). Takes about as long as computing the prefix, so it is for an idle engine; stores no KV, and leaves
+ * the sequence empty. If less than `n` tokens are stored, those are ranked. Returns 0 or: IMP_E_NOTFOUND nothing is
+ * stored; IMP_E_FULL the context has no room for the prefix and 64 tokens more; IMP_E_BUSY aborted; IMP_E_UNSUPPORTED
+ * this model's prefixes can't be loaded in part; IMP_E_ARG; and what imp_load_select() returns. */
+int imp_llama_rank_prefix(imp_llama *ctx, llama_seq_id seq, const int32_t *tokens, size_t n);
 
 typedef enum imp_llama_way {
     IMP_LLAMA_WAY_COMPUTED = 0, /* nothing was loaded */

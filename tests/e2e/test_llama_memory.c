@@ -348,8 +348,8 @@ static void test_arguments(void **state)
     r.load.retention = 1.5;
     assert_int_equal(imp_llama_set_request(ctx, 0, &r), IMP_E_ARG);
     r.load.retention = 1;
-    r.load.switches.identify = IMP_IDENTIFY_PROBE;
-    assert_int_equal(imp_llama_set_request(ctx, 0, &r), IMP_E_UNSUPPORTED);
+    r.load.switches.identify = (imp_identify)(IMP_IDENTIFY_RANDOM + 1);
+    assert_int_equal(imp_llama_set_request(ctx, 0, &r), IMP_E_ARG);
     assert_int_equal(imp_llama_set_adapters_lora(ctx, NULL, 0, NULL, NULL), 0);
     assert_int_equal(feed(ctx, &p, 0, 0, p.n, 512), 0);
     assert_int_equal(imp_llama_set_adapters_lora(ctx, NULL, 0, NULL, NULL), IMP_E_ARG);
