@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -339,11 +340,355 @@ static void every_kind(void **state)
     }
 }
 
+/* Of more rows than are kept the last ones count, wherever the rows begin. */
+static void the_last_rows(void **state)
+{
+    enum { N = 80, DIM = 32, HEADS = 4 };
+    static float many[N * HEADS * DIM];
+    float read[2][N_TOKENS];
+    imp_rng rng;
+    imp_rng_seed(&rng, imp_test_seed());
+    for (size_t i = 0; i < N * HEADS * DIM; i++) many[i] = (float)(imp_rng_unit(&rng) * 2 - 1);
+    for (int turn = 0; turn < 2; turn++) {
+        imp_store_opts opts;
+        imp_path path;
+        imp_history *h;
+        uint64_t header_bytes;
+        imp_store_opts_init(&opts);
+        opts.order = IMP_ORDER_IMPORTANCE;
+        opts.chunk_tokens = 16;
+        imp_store *s = open_store(*state, &opts);
+        s->opts.segment_tokens = 192;
+        imp_space *space = open_space(s, true);
+        imp_commit *c;
+        assert_int_equal(imp_commit_begin(space, tokens, N_TOKENS, 0, 0, &c), 0);
+        for (uint32_t l = 0; l < N_LAYERS; l++) {
+            assert_int_equal(imp_commit_rows(c, l, 0, N_TOKENS, keys[l][0], MAX_ROW * 2, values[l][0], MAX_ROW * 2), 0);
+        }
+        size_t skip = turn ? N - 64 : 0;
+        imp_query q = {many + skip * HEADS * DIM, HEADS * DIM, DIM, N - skip, HEADS, 0.3f, 0};
+        imp_query other = {many, 0, 0, 1, 2, 1.0f, 0};
+        assert_int_equal(imp_commit_queries(c, 0, 5, &other), 0); /* replaced by the next */
+        assert_int_equal(imp_commit_queries(c, 0, N_TOKENS - N + skip, &q), 0);
+        assert_int_equal(imp_commit_queries(c, 2, 0, &other), 0); /* sees no token */
+        assert_int_equal(imp_commit_finish(c), 0);
+        assert_int_equal(imp_store_flush(s), 0);
+        assert_int_equal(s->backlog, 0);
+        assert_int_equal(imp_store_match(s, space->id, tokens, N_TOKENS, true, &path, &header_bytes), 0);
+        assert_int_equal(path.n_tokens, N_TOKENS);
+        assert_int_equal(path.n_spans, 1);
+        const imp_seg *seg = path.spans[0].seg;
+        assert_int_equal(imp_history_get(s, seg, &h), 0);
+        assert_int_equal(imp_history_read(h, 0, 0, N_TOKENS, read[turn]), 1);
+        double sum = 0;
+        for (int t = 0; t < N_TOKENS; t++) {
+            sum += (double)read[turn][t];
+            if (t >= N_TOKENS - 64) assert_true(read[turn][t] == 1.0f);
+            if (t > 0 && t < N_TOKENS - 64) assert_true(read[turn][t] != 1.0f);
+            /* in the order of importance */
+            uint32_t a = imp_seg_map(seg, 0)[t], b = t ? imp_seg_map(seg, 0)[t - 1] : a;
+            assert_true(read[turn][b] >= read[turn][a]);
+            for (uint32_t l = 1; l < N_LAYERS; l++) assert_int_equal(imp_seg_map(seg, l)[t], t);
+        }
+        assert_true(fabs(sum - N_TOKENS) < 1e-2);
+        assert_int_equal(imp_history_read(h, 1, 0, 1, read[turn]), 0);
+        assert_int_equal(imp_history_read(h, 2, 0, 1, read[turn]), 0);
+        assert_int_equal(imp_history_read(h, 0, 0, N_TOKENS, read[turn]), 1);
+        imp_history_put(s, h);
+        imp_store_unpin(s, &path);
+        assert_int_equal(imp_store_remove(s, 0), 0);
+        imp_space_close(space);
+        imp_store_close(s);
+    }
+    assert_memory_equal(read[0], read[1], sizeof read[0]);
+}
+
+static void queries_refused(void **state)
+{
+    imp_store_opts opts;
+    imp_store_opts_init(&opts);
+    imp_store *s = open_store(*state, &opts);
+    imp_space *space = open_space(s, true);
+    imp_commit *c;
+    assert_int_equal(imp_commit_begin(space, tokens, N_TOKENS, 0, 0, &c), 0);
+    const imp_query good = query_of(0);
+    imp_query q = good;
+    assert_int_equal(imp_commit_queries(NULL, 0, 0, &q), IMP_E_ARG);
+    assert_int_equal(imp_commit_queries(c, N_LAYERS, 0, &q), IMP_E_ARG);
+    assert_int_equal(imp_commit_queries(c, 0, 0, NULL), IMP_E_ARG);
+    assert_int_equal(imp_commit_queries(c, 0, N_TOKENS - N_ROWS + 1, &q), IMP_E_ARG);
+    assert_int_equal(imp_commit_queries(c, 0, N_TOKENS + 1, &q), IMP_E_ARG);
+    q.q = NULL;
+    assert_int_equal(imp_commit_queries(c, 0, 0, &q), IMP_E_ARG);
+    q = good;
+    q.n_rows = 0;
+    assert_int_equal(imp_commit_queries(c, 0, 0, &q), IMP_E_ARG);
+    q = good;
+    q.n_heads = 3;
+    assert_int_equal(imp_commit_queries(c, 0, 0, &q), IMP_E_ARG);
+    q = good;
+    q.scale = 0;
+    assert_int_equal(imp_commit_queries(c, 0, 0, &q), IMP_E_ARG);
+    q.scale = NAN;
+    assert_int_equal(imp_commit_queries(c, 0, 0, &q), IMP_E_ARG);
+    q = good;
+    q.softcap = -1;
+    assert_int_equal(imp_commit_queries(c, 0, 0, &q), IMP_E_ARG);
+    /* counted as the rows are */
+    size_t before = s->backlog;
+    assert_int_equal(imp_commit_queries(c, 0, 0, &good), 0);
+    size_t row_bytes = 4 * 32 * sizeof(float);
+    assert_int_equal(s->backlog, before + N_ROWS * row_bytes);
+    assert_int_equal(imp_commit_queries(c, 0, 3, &good), 0);
+    assert_int_equal(s->backlog, before + N_ROWS * row_bytes);
+    s->opts.backlog_bytes = s->backlog;
+    const imp_query more = query_of(1);
+    assert_int_equal(imp_commit_queries(c, 1, 0, &more), IMP_E_BUSY);
+    imp_commit_cancel(c);
+    assert_int_equal(s->backlog, 0);
+    imp_space_close(space);
+    imp_store_close(s);
+}
+
+/* Neither ropes nor bits to save: stored all the same. */
+static void without(void **state)
+{
+    imp_store_opts opts;
+    imp_path path;
+    uint64_t header_bytes;
+    imp_store_opts_init(&opts);
+    opts.keep = IMP_KEEP_SKETCH;
+    opts.chunk_tokens = 16;
+    imp_store *s = open_store(*state, &opts);
+    imp_space *space = open_space(s, false);
+    commit(space, 0, 64, true);
+    assert_int_equal(imp_store_match(s, space->id, tokens, 64, true, &path, &header_bytes), 0);
+    assert_int_equal(path.n_tokens, 64);
+    assert_int_equal(imp_seg_layout_meta(path.spans[0].seg->layout)->sketch_bits, 0);
+    check_segment(s, path.spans[0].seg, 0, 64, true);
+    imp_store_unpin(s, &path);
+    imp_space_close(space);
+
+    /* too few tokens to learn from, and then enough */
+    space = open_space(s, true);
+    commit(space, 64, 100, true);
+    commit(space, 100, 150, true);
+    assert_int_equal(imp_store_remove(s, 0), 0);
+    commit(space, 0, 64, true);
+    commit(space, 64, 100, true);
+    assert_int_equal(imp_store_match(s, space->id, tokens, 100, true, &path, &header_bytes), 0);
+    assert_int_equal(path.n_tokens, 100);
+    for (size_t i = 0; i < path.n_spans; i++) {
+        assert_int_equal(imp_seg_layout_meta(path.spans[i].seg->layout)->sketch_bits, 48);
+        check_segment(s, path.spans[i].seg, i ? 64 : 0, i ? 100 : 64, true);
+    }
+    imp_store_unpin(s, &path);
+    imp_space_close(space);
+    imp_store_close(s);
+}
+
+/* Keys or values of Q8_0 stay as they are, whatever the store's encoding. */
+static void raw_blocks(void **state)
+{
+    static unsigned char rows[64][34];
+    static float q32[64];
+    const imp_layer_shape shape = {1, 32, 32};
+    const imp_rope rope = {IMP_ROPE_NEOX, 0, 32, 10000.0f, 1.0f, .attn_factor = 1.0f};
+    imp_store_opts opts;
+    imp_path path;
+    uint64_t header_bytes;
+    imp_store_opts_init(&opts);
+    opts.keep = IMP_KEEP_SKETCH | IMP_KEEP_PROBE | IMP_KEEP_PAIRED;
+    opts.rest = IMP_REST_Q4;
+    opts.order = IMP_ORDER_CORE;
+    imp_store *s = open_store(*state, &opts);
+    imp_rng rng;
+    imp_rng_seed(&rng, imp_test_seed());
+    for (int t = 0; t < 64; t++) {
+        uint16_t scale = imp_f32_to_f16(0.01f);
+        memcpy(rows[t], &scale, 2);
+        for (int i = 2; i < 34; i++) rows[t][i] = (unsigned char)imp_rng_below(&rng, 256);
+        q32[t] = (float)imp_rng_unit(&rng);
+    }
+    imp_space *space;
+    imp_space_desc desc = {.struct_bytes = sizeof desc, .engine = "test 1", .type_k = IMP_TYPE_Q8_0,
+                           .type_v = IMP_TYPE_Q8_0, .n_layers = 1, .layers = &shape, .ropes = &rope};
+    assert_int_equal(imp_space_open(s, &desc, &space), 0);
+    imp_commit *c;
+    imp_query q = {q32, 0, 32, 3, 1, 0.1f, 0};
+    assert_int_equal(imp_commit_begin(space, tokens, 64, 0, 0, &c), 0);
+    assert_int_equal(imp_commit_rows(c, 0, 0, 64, rows, 34, rows, 34), 0);
+    assert_int_equal(imp_commit_queries(c, 0, 61, &q), 0);
+    assert_int_equal(imp_commit_finish(c), 0);
+    assert_int_equal(imp_store_flush(s), 0);
+    assert_int_equal(imp_store_match(s, space->id, tokens, 64, true, &path, &header_bytes), 0);
+    assert_int_equal(path.n_tokens, 64);
+    const imp_seg *seg = path.spans[0].seg;
+    const imp_seg_meta *m = imp_seg_layout_meta(seg->layout);
+    assert_int_equal(m->rest, IMP_REST_RAW);
+    assert_int_equal(m->sketch_bits, 32);
+    imp_chunk_place k = imp_seg_chunk(seg->layout, IMP_REGION_KV, 0, 0);
+    unsigned char *b = imp_aligned(4096, k.n_bytes);
+    assert_int_equal(imp_io_read(seg->file, k.offset, b, k.n_bytes), 0);
+    for (uint32_t slot = 0; slot < 64; slot++) {
+        uint32_t t = imp_seg_map(seg, 0)[slot];
+        assert_memory_equal(b + slot * 34, rows[t], 34);
+        assert_memory_equal(b + 64 * 34 + slot * 34, rows[t], 34);
+    }
+    imp_free(b);
+    imp_store_unpin(s, &path);
+    imp_space_close(space);
+    imp_store_close(s);
+}
+
+static void descriptions_refused(void **state)
+{
+    imp_store_opts opts;
+    imp_store_opts_init(&opts);
+    imp_store *s = open_store(*state, &opts);
+    imp_space *space, *same;
+    const imp_layer_shape layers[2] = {{2, 32, 32}, {2, 32, 32}};
+    const imp_rope good = {IMP_ROPE_NEOX, 0, 32, 10000.0f, 1.0f, .attn_factor = 1.0f};
+    float own[16];
+    imp_rope ropes[2] = {good, good};
+    uint32_t heads[2] = {4, 2};
+    imp_space_desc desc = {.struct_bytes = sizeof desc, .engine = "test 1", .type_k = IMP_TYPE_F16,
+                           .type_v = IMP_TYPE_F16, .n_layers = 2, .layers = layers, .ropes = ropes, .n_heads = heads};
+    for (int i = 0; i < 16; i++) own[i] = 1.0f + (float)i;
+    ropes[1].factors = own;
+    assert_int_equal(imp_space_open(s, &desc, &space), 0);
+    /* copied, with the factors */
+    own[3] = 99;
+    assert_true(space->turns->ropes[1].factors[3] == 4.0f);
+    assert_null(space->turns->ropes[0].factors);
+    assert_int_equal(space->turns->n_heads[0], 4);
+    imp_turns *t = imp_turns_hold(space->turns);
+    desc.ropes = NULL;
+    desc.n_heads = NULL;
+    assert_int_equal(imp_space_open(s, &desc, &same), 0);
+    assert_true(imp_hash128_equal(space->id, same->id));
+    assert_null(same->turns->ropes);
+    assert_int_equal(same->turns->n_heads[1], 2);
+    imp_space_close(same);
+    imp_space_close(space);
+    assert_int_equal(t->n_heads[0], 4); /* as long as it is held */
+    imp_turns_drop(t);
+    imp_turns_drop(NULL);
+
+    desc.ropes = ropes;
+    desc.n_heads = heads;
+    own[3] = 0;
+    assert_int_equal(imp_space_open(s, &desc, &space), IMP_E_ARG);
+    assert_non_null(strstr(imp_last_error(), "layer 1"));
+    for (int i = 0; i < 7; i++) {
+        ropes[0] = ropes[1] = good;
+        imp_rope *r = &ropes[i % 2];
+        if (i == 0) r->n_dims = 34;
+        if (i == 1) r->n_dims = 31;
+        if (i == 2) r->first_dim = 2;
+        if (i == 3) r->base = 1.0f;
+        if (i == 4) r->freq_scale = 0;
+        if (i == 5) r->attn_factor = NAN;
+        if (i == 6) r->pairs = (imp_rope_pairs)2;
+        assert_int_equal(imp_space_open(s, &desc, &space), IMP_E_ARG);
+        assert_null(space);
+    }
+    ropes[0] = ropes[1] = good;
+    heads[1] = 3;
+    assert_int_equal(imp_space_open(s, &desc, &space), IMP_E_ARG);
+    heads[1] = 0;
+    assert_int_equal(imp_space_open(s, &desc, &space), IMP_E_ARG);
+    imp_store_close(s);
+}
+
+static void switches(void **state)
+{
+    (void)state;
+    imp_store_opts opts;
+    imp_switches sw = {IMP_IDENTIFY_SKETCH, IMP_ORDER_CORE, IMP_CACHE_SCORE, IMP_PREFETCH_CORE, IMP_REST_K8V4, 32};
+    imp_store_opts_init(&opts);
+    imp_store_opts_switches(&opts, &sw);
+    assert_int_equal(opts.order, IMP_ORDER_CORE);
+    assert_int_equal(opts.rest, IMP_REST_K8V4);
+    assert_int_equal(opts.cache, IMP_CACHE_SCORE);
+    assert_int_equal(opts.chunk_tokens, 32);
+    assert_int_equal(opts.keep, IMP_KEEP_SKETCH | IMP_KEEP_PAIRED);
+    sw.identify = IMP_IDENTIFY_PROBE;
+    imp_store_opts_switches(&opts, &sw);
+    assert_int_equal(opts.keep, IMP_KEEP_PROBE);
+    sw.identify = IMP_IDENTIFY_CHUNKS;
+    imp_store_opts_switches(&opts, &sw);
+    assert_int_equal(opts.keep, 0);
+    /* a caller of the first version */
+    opts.struct_bytes = offsetof(imp_store_opts, device_cache_bytes);
+    opts.keep = 77;
+    imp_store_opts_switches(&opts, &sw);
+    assert_int_equal(opts.keep, 77);
+    imp_store_opts_switches(NULL, &sw);
+    imp_store_opts_switches(&opts, NULL);
+}
+
+/* Whichever allocation fails, on either thread: KV is stored or it isn't, and what is there is sound. */
+static void quiet(imp_log_level level, const char *line, void *user) { (void)level, (void)line, (void)user; }
+
+/* `learn`: with no bases there yet. */
+static void each_allocation(const char *dir, bool learn)
+{
+    uint64_t n = 0;
+    unsigned n_stored = 0;
+    for (uint64_t nth = 0; nth <= n; nth += nth < 40 ? 1 : 1 + imp_test_seed() % 3) {
+        imp_store_opts opts;
+        imp_path path;
+        imp_commit *c;
+        uint64_t header_bytes;
+        imp_store_opts_init(&opts);
+        opts.keep = IMP_KEEP_SKETCH | IMP_KEEP_PROBE | IMP_KEEP_PAIRED;
+        opts.rest = IMP_REST_Q8;
+        opts.order = IMP_ORDER_CORE;
+        opts.chunk_tokens = 16;
+        imp_store *s = open_store(dir, &opts);
+        imp_space *space = open_space(s, true);
+        char basis[64], hex[33];
+        imp_space_id(space, hex);
+        snprintf(basis, sizeof basis, "bases/%s.basis", hex);
+        if (learn) (void)unlink(imp_test_path(dir, basis));
+        imp_alloc_fail_at(nth, 0);
+        int rc = imp_commit_begin(space, tokens, N_TOKENS, 0, 0, &c);
+        for (uint32_t l = 0; rc == 0 && l < N_LAYERS; l++) {
+            imp_query q = query_of(l);
+            rc = imp_commit_rows(c, l, 0, N_TOKENS, keys[l][0], MAX_ROW * 2, values[l][0], MAX_ROW * 2);
+            if (rc == 0) (void)imp_commit_queries(c, l, N_TOKENS - N_ROWS, &q);
+        }
+        if (rc == 0) rc = imp_commit_finish(c);
+        (void)imp_store_flush(s);
+        if (nth == 0) n = imp_alloc_fail_at(0, 0) + 3;
+        imp_alloc_fail_at(0, 0);
+        assert_int_equal(s->backlog, 0);
+        assert_int_equal(imp_store_match(s, space->id, tokens, N_TOKENS, true, &path, &header_bytes), 0);
+        n_stored += path.n_tokens == N_TOKENS;
+        imp_store_unpin(s, &path);
+        assert_int_equal(imp_store_verify(s, 0, NULL, NULL, NULL), 0);
+        assert_int_equal(imp_store_remove(s, 0), 0);
+        imp_space_close(space);
+        imp_store_close(s);
+    }
+    assert_true(n_stored >= 3);
+}
+
+static void every_allocation(void **state)
+{
+    imp_log_set(quiet, NULL, IMP_LOG_ERROR);
+    each_allocation(*state, false);
+    each_allocation(*state, true);
+    imp_log_set(NULL, NULL, IMP_LOG_WARN);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
-        TEST(every_kind),
+        TEST(every_kind), TEST(the_last_rows), TEST(queries_refused),      TEST(without),
+        TEST(raw_blocks), TEST(switches),      TEST(descriptions_refused), TEST(every_allocation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
