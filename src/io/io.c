@@ -188,7 +188,7 @@ static int settle_uring(imp_io *io, imp_io_mode mode, int *why_not)
 {
     *why_not = 0;
     io->uring = false;
-    if (mode == IMP_IO_THREADS) return 0;
+    if (mode == IMP_IO_THREADS || mode == IMP_IO_VIRTUAL) return 0;
     imp_io_buffers buffers = IMP_IO_PLAIN;
     *why_not = imp_io_uring_try(&buffers);
     if (*why_not == 0) {
@@ -205,7 +205,7 @@ int imp_io_new(const char *dir, imp_io_mode mode, unsigned flags, uint64_t read_
 {
     int rc = 0, why_not;
     *out = NULL;
-    if (mode != IMP_IO_AUTO && mode != IMP_IO_URING && mode != IMP_IO_THREADS) {
+    if ((unsigned)mode > IMP_IO_VIRTUAL) {
         return imp_fail(IMP_E_ARG, "no such I/O mode: %d", (int)mode);
     }
     imp_io *io = imp_calloc(1, sizeof *io);
@@ -213,6 +213,7 @@ int imp_io_new(const char *dir, imp_io_mode mode, unsigned flags, uint64_t read_
     io->dir_fd = -1;
     io->readonly = (flags & IMP_STORE_READONLY) != 0;
     io->must_uring = mode == IMP_IO_URING;
+    io->simulated = mode == IMP_IO_VIRTUAL;
     imp_io_limit_init(&io->limit, read_bytes_per_s);
     io->dir = imp_strdup(dir);
     if (!io->dir) {
@@ -252,6 +253,7 @@ void imp_io_free(imp_io *io)
 const char *imp_io_describe(const imp_io *io)
 {
     bool registered = atomic_load_explicit(&io->buffers, memory_order_relaxed) == IMP_IO_REGISTERED;
+    if (io->simulated) return io->direct ? "virtual time, O_DIRECT" : "virtual time, page cache";
     if (io->uring && io->direct) {
         return registered ? "io_uring, O_DIRECT, registered buffers" : "io_uring, O_DIRECT, plain buffers";
     }
@@ -400,9 +402,15 @@ int imp_io_advance(const imp_io_file *f, uint64_t offset, size_t n_bytes, size_t
 
 int imp_io_pread_all(imp_io_file *f, uint64_t offset, void *buf, size_t n_bytes)
 {
-    uint64_t release = imp_io_limit_reserve(&f->io->limit, imp_now_ns(), n_bytes);
-    if (release) imp_io_sleep_until(release);
+    uint64_t now = f->io->simulated ? imp_io_virtual_ns(f->io) : imp_now_ns();
+    uint64_t release = imp_io_limit_reserve(&f->io->limit, now, n_bytes);
+    if (release && f->io->simulated) imp_io_virtual_pass(f->io, release);
+    else if (release) imp_io_sleep_until(release);
+    return imp_io_pread_now(f, offset, buf, n_bytes);
+}
 
+int imp_io_pread_now(imp_io_file *f, uint64_t offset, void *buf, size_t n_bytes)
+{
     size_t done = 0;
     unsigned n_stalls = 0;
     int err = n_bytes ? IMP_IO_MORE : 0;

@@ -29,6 +29,10 @@ uint32_t imp_io_alignment(const imp_io *io);   /* 512 or 4096: of offsets, lengt
 uint64_t imp_io_bytes_read(const imp_io *io);
 uint64_t imp_io_bytes_written(const imp_io *io);
 
+/* IMP_IO_VIRTUAL: its clock. 0, and nothing, with other modes. */
+uint64_t imp_io_virtual_ns(const imp_io *io);
+void imp_io_virtual_pass(imp_io *io, uint64_t until_ns);
+
 /* `name` is relative to the directory ("segments/ab.seg"). IMP_E_NOTFOUND, IMP_E_PERM, IMP_E_IO. Never follows a
  * symbolic link in the last part; IMP_E_IO if it isn't a regular file. `file_alignment` is what its offsets keep to. */
 int imp_io_open(imp_io *io, const char *name, uint32_t file_alignment, imp_io_file **out);

@@ -5,6 +5,7 @@
  *   queue.c          reads in flight: order, depth, retries; the same for both ways to the device
  *   queue_uring.c    one way: a ring
  *   queue_threads.c  the other: pread on threads
+ *   queue_virtual.c  a third, for simulations: pread at once, done when a clock of its own says
  *   io_fault.c       the faults of tests
  */
 #ifndef IMP_IO_IO_INTERNAL_H
@@ -39,12 +40,13 @@ typedef enum imp_io_buffers { IMP_IO_PLAIN, IMP_IO_REGISTERED } imp_io_buffers;
 struct imp_io {
     int dir_fd;
     char *dir;
-    bool uring, direct, readonly, must_uring;
+    bool uring, direct, readonly, must_uring, simulated;
     uint32_t alignment;
     imp_io_limit limit;
     atomic_int buffers; /* imp_io_buffers: of the latest queue; before any, what a trial gave */
     atomic_bool said_plain, said_no_ring;
     atomic_uint_fast64_t bytes_read, bytes_written;
+    atomic_uint_fast64_t virtual_ns; /* simulated: the time, never falling */
 };
 
 struct imp_io_file {
@@ -74,6 +76,8 @@ int imp_io_advance(const imp_io_file *file, uint64_t offset, size_t n_bytes, siz
                    int64_t result);
 /* Read it all in this thread, waiting for the rate limit first. Returns 0, an errno or IMP_IO_EOF. */
 int imp_io_pread_all(imp_io_file *file, uint64_t offset, void *buf, size_t n_bytes);
+/* The same without waiting. */
+int imp_io_pread_now(imp_io_file *file, uint64_t offset, void *buf, size_t n_bytes);
 /* One pread with the faults of `v`. Bytes, or a negative errno. */
 int64_t imp_io_pread_once(imp_io_file *file, uint64_t offset, void *buf, size_t n_bytes, imp_io_verdict v);
 /* What a fault leaves of n_bytes: no more than max_bytes, but aligned, and something unless max_bytes is 0. */
@@ -101,7 +105,7 @@ typedef struct imp_io_way {
     void (*drop)(imp_io_queue *q); /* end what was started and can still be stopped, through imp_io_op_dropped() */
 } imp_io_way;
 
-extern const imp_io_way imp_io_way_uring, imp_io_way_threads;
+extern const imp_io_way imp_io_way_uring, imp_io_way_threads, imp_io_way_virtual;
 
 struct imp_io_queue {
     imp_io *io;

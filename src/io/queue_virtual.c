@@ -1,0 +1,94 @@
+/* queue_virtual.c: reads whose time is only told. The bytes are read at once, with pread; a read counts as in flight until
+ * the directory's clock reaches the time at which the rate limit would have let it go. The clock stands still but for
+ * those who wait: for a read here, or in imp_io_virtual_pass(). So the order of all that happens is that of a run against a
+ * disk of this rate, and a run takes as long as its copies.
+ */
+#include "base/alloc.h"
+#include "base/status.h"
+#include "io/io_internal.h"
+
+typedef struct flight {
+    imp_io_op *op;
+    uint64_t due_ns;
+    int err;
+} flight;
+
+/* In flight, a ring in the order of submission. The limit is a schedule, so that this is the order of the ends too. */
+typedef struct flights {
+    unsigned first, n;
+    flight all[]; /* [depth] */
+} flights;
+
+uint64_t imp_io_virtual_ns(const imp_io *io) { return atomic_load_explicit(&io->virtual_ns, memory_order_relaxed); }
+
+void imp_io_virtual_pass(imp_io *io, uint64_t until_ns)
+{
+    if (!io->simulated) return;
+    uint64_t now = atomic_load_explicit(&io->virtual_ns, memory_order_relaxed);
+    while (now < until_ns && !atomic_compare_exchange_weak_explicit(&io->virtual_ns, &now, until_ns,
+                                                                    memory_order_relaxed, memory_order_relaxed)) {}
+}
+
+static int virtual_open(imp_io_queue *q)
+{
+    flights *f = imp_calloc(1, sizeof *f + q->depth * sizeof f->all[0]);
+    if (!f) return imp_fail(IMP_E_NOMEM, "no memory for a read queue");
+    q->state = f;
+    return 0;
+}
+
+static void virtual_close(imp_io_queue *q)
+{
+    imp_free(q->state);
+    q->state = NULL;
+}
+
+static void virtual_arena(imp_io_queue *q) { (void)q; }
+
+static bool virtual_start(imp_io_queue *q, imp_io_op *op)
+{
+    flights *f = q->state;
+    uint64_t now = imp_io_virtual_ns(q->io);
+    uint64_t release = imp_io_limit_reserve(&q->io->limit, now, op->n_bytes);
+    int err = imp_io_pread_now(op->file, op->offset, op->buf, op->n_bytes);
+    f->all[(f->first + f->n++) % q->depth] = (flight){op, release > now ? release : now, err};
+    return true;
+}
+
+static void virtual_flush(imp_io_queue *q) { (void)q; }
+
+/* Take in those that are done by now. */
+static void take_in(imp_io_queue *q)
+{
+    flights *f = q->state;
+    while (f->n > 0 && f->all[f->first].due_ns <= imp_io_virtual_ns(q->io)) {
+        flight *x = &f->all[f->first];
+        f->first = (f->first + 1) % q->depth;
+        f->n--;
+        imp_io_op_done(q, x->op, x->err);
+    }
+}
+
+static void virtual_reap(imp_io_queue *q, bool wait)
+{
+    flights *f = q->state;
+    if (wait && f->n > 0) imp_io_virtual_pass(q->io, f->all[f->first].due_ns);
+    take_in(q);
+}
+
+static void virtual_drop(imp_io_queue *q)
+{
+    flights *f = q->state;
+    for (; f->n > 0; f->n--, f->first = (f->first + 1) % q->depth) imp_io_op_dropped(q, f->all[f->first].op);
+}
+
+const imp_io_way imp_io_way_virtual = {
+    .open = virtual_open,
+    .close = virtual_close,
+    .arena_in = virtual_arena,
+    .arena_out = virtual_arena,
+    .start = virtual_start,
+    .flush = virtual_flush,
+    .reap = virtual_reap,
+    .drop = virtual_drop,
+};
