@@ -31,6 +31,28 @@ macro(impress_find_llama)
       "or configure with -DIMPRESS_LLAMA=OFF for the library alone")
   endif()
   message(STATUS "llama.cpp ${llama_VERSION} in ${LLAMA_LIB_DIR}")
+  impress_find_llama_common()
+endmacro()
+
+# Chat templates, tool calls and schemas: the part of llama.cpp's common library that scripts/get-llama.sh installs beside
+# it. Gives impress_llama_common, and C++ for the one file that uses it. Without, the server does what the C API can.
+option(IMPRESS_LLAMA_COMMON "Use llama.cpp's common library, if it is there: Jinja templates, tool calls, JSON schemas" ON)
+macro(impress_find_llama_common)
+  cmake_path(GET LLAMA_LIB_DIR PARENT_PATH impress_llama_prefix)
+  set(impress_common_archive ${LLAMA_LIB_DIR}/libllama-common.a)
+  set(impress_common_headers ${impress_llama_prefix}/include)
+  if(IMPRESS_LLAMA_COMMON AND EXISTS ${impress_common_archive} AND EXISTS ${impress_common_headers}/llama-common/chat.h)
+    enable_language(CXX)
+    add_library(impress_llama_common STATIC IMPORTED GLOBAL)
+    set_target_properties(impress_llama_common PROPERTIES
+      IMPORTED_LOCATION ${impress_common_archive} IMPORTED_LINK_INTERFACE_LANGUAGES CXX
+      INTERFACE_INCLUDE_DIRECTORIES ${impress_common_headers})
+    # The archive has functions that refer to parts of the library which aren't in there. They are dropped.
+    target_link_options(impress_llama_common INTERFACE -Wl,--gc-sections)
+    target_link_libraries(impress_llama_common INTERFACE llama)
+  else()
+    message(STATUS "llama.cpp's common library not used: no Jinja templates, tool calls and JSON schemas")
+  endif()
 endmacro()
 
 # A copy in the user's cache may not be readable by others, so `make install` takes its libraries along.

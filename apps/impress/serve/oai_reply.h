@@ -1,7 +1,7 @@
 /* oai_reply.h: replies in OpenAI's shapes, written into a growing buffer: JSON bodies, and server-sent events.
  *
- * Texts may hold any bytes: what isn't UTF-8 becomes U+FFFD. So a stream must not cut a character in two; oai_utf8_whole()
- * says how much may go. Pure; a buffer is used by one thread at a time. */
+ * Texts may hold any bytes: what isn't UTF-8 becomes U+FFFD. So a stream must not cut a character in two;
+ * oai_utf8_whole() says how much may go. Pure; a buffer is used by one thread at a time. */
 #ifndef OAI_REPLY_H
 #define OAI_REPLY_H
 
@@ -71,8 +71,8 @@ typedef struct oai_report {
     const char *request_id;                                        /* NULL: left out */
 } oai_report;
 
-/* A step of an answer: text, reasoning, or a tool call's beginning (id and name set) or continuation (both NULL). Of the
- * same type are what a whole answer is made of: one text, one reasoning, and each tool call in one piece. */
+/* A step of an answer: text, reasoning, or a tool call's beginning (id and name set) or continuation (both NULL). Of
+ * the same type are what a whole answer is made of: one text, one reasoning, and each tool call in one piece. */
 typedef enum oai_piece_kind { OAI_PIECE_TEXT, OAI_PIECE_REASONING, OAI_PIECE_TOOL_CALL } oai_piece_kind;
 typedef struct oai_piece {
     oai_piece_kind kind;
@@ -82,16 +82,16 @@ typedef struct oai_piece {
     const char *id, *name;
 } oai_piece;
 
-/* The whole reply, not streamed. `logprobs` NULL with n_logprobs 0: null; the array not NULL: that many. `report` may be
- * NULL. A text completion has one text piece, or none. */
+/* The whole reply, not streamed. `logprobs` NULL: null, as if none were asked for. `report` may be NULL. A text
+ * completion has one text piece, or none. */
 void oai_write_reply(oai_buffer *b, const oai_head *h, const oai_piece *pieces, size_t n_pieces,
                      const oai_logprob *logprobs, size_t n_logprobs, oai_finish finish, const oai_usage *usage,
                      const oai_report *report);
 
 /* Streamed replies: complete events ("data: {...}\n\n").
- * In order: oai_stream_begin (chat's chunk with the role; nothing for completions), oai_stream_pieces any number of times,
- * oai_stream_end with the reason, (with include_usage) the usage chunk, and the done mark: the last three are all written
- * by oai_stream_end(). A stream that fails midway gets oai_stream_error() in place of the end. */
+ * In order: oai_stream_begin() (chat's chunk with the role; nothing for completions), oai_stream_pieces() any number of
+ * times, oai_stream_end(), which writes the chunk with the reason, with include_usage that with the usage, and the done
+ * mark. A stream that fails midway gets oai_stream_error() in place of the end. */
 void oai_stream_begin(oai_buffer *b, const oai_head *h);
 /* A chunk for each piece. The log-probabilities go with the first; with no pieces (say, a token that is held back for a
  * stop string) and some log-probabilities there is a chunk of its own with an empty text. */

@@ -39,18 +39,16 @@ static size_t character(const unsigned char *s, size_t n)
     return length;
 }
 
-/* Bytes that are no character, say where a text was cut, and control characters become '?'. */
+/* Bytes that are no character, say where a text was cut, become '?', and control characters a blank. */
 static void clean(char *text)
 {
     size_t n = strlen(text);
     for (size_t i = 0; i < n;) {
         unsigned char *s = (unsigned char *)text + i;
         size_t length = character(s, n - i);
-        if (length == 0 || s[0] < 0x20 || s[0] == 0x7f) {
-            *s = '?';
-            length = 1;
-        }
-        i += length;
+        if (length == 0) *s = '?';
+        else if (*s < 0x20 || *s == 0x7f) *s = ' ';
+        i += length ? length : 1;
     }
 }
 
@@ -80,6 +78,16 @@ int oai_fail(oai_error *e, int status, const char *code, const char *param, cons
 }
 
 /* ---- values ---- */
+
+/* The place of a value in the request, for errors; a long one is cut. */
+__attribute__((format(printf, 3, 4))) static void path_of(char *out, size_t room, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(out, room, fmt, ap);
+    va_end(ap);
+}
+
 
 /* The request at hand. All functions below that return int give 0, or -1 with the error filled. */
 typedef struct parse {
@@ -143,8 +151,8 @@ static int get_text(parse *p, const json_t *v, const char *path, size_t max_byte
 static int get_name(parse *p, const json_t *v, const char *path, const char **out)
 {
     if (get_text(p, v, path, MAX_NAME_BYTES, out) != 0) return -1;
-    if (!v || (**out && strspn(*out, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-") == strlen(*out)))
-        return 0;
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-";
+    if (!v || (**out && strspn(*out, letters) == strlen(*out))) return 0;
     return oai_fail(p->e, 400, INVALID, path, "`%s` must be made of letters, digits, `_`, `-` and `.`", path);
 }
 
@@ -195,7 +203,7 @@ static int only_fields(parse *p, const json_t *o, const char *path, const char *
         while (*k && strcmp(*k, key) != 0) k++;
         if (*k) continue;
         char param[PATH_BYTES];
-        snprintf(param, sizeof param, "%s.%s", path, key);
+        path_of(param, sizeof param, "%s.%s", path, key);
         return oai_fail(p->e, 400, UNKNOWN, param, "unknown field `%s`", param);
     }
     return 0;
@@ -245,14 +253,14 @@ static int get_content(parse *p, const json_t *v, const char *path, const char *
         const json_t *part = json_array_get(v, i), *text = get(part, "text");
         const char *type = json_string_value(get(part, "type"));
         char at[PATH_BYTES];
-        snprintf(at, sizeof at, "%s[%zu]", path, i);
+        path_of(at, sizeof at, "%s[%zu]", path, i);
         if (!json_is_object(part) || !type) return wrong_type(p, at, "an object with a `type`");
         if (strcmp(type, "text") != 0)
             return oai_fail(p->e, 400, UNSUPPORTED, at, "content parts of type `%.40s` are not supported, only `text`",
                             type);
         if (only_fields(p, part, at, known) != 0) return -1;
         if (!json_is_string(text)) {
-            snprintf(at, sizeof at, "%s[%zu].text", path, i);
+            path_of(at, sizeof at, "%s[%zu].text", path, i);
             return wrong_type(p, at, "a string");
         }
         n_bytes += json_string_length(text) + 1;
@@ -296,25 +304,25 @@ static int get_calls(parse *p, const json_t *v, const char *path, oai_message *m
         const json_t *call = json_array_get(v, i), *function = get(call, "function");
         oai_tool_call *c = &m->tool_calls[m->n_tool_calls++];
         char at[PATH_BYTES], field[PATH_BYTES + 32];
-        snprintf(at, sizeof at, "%s[%zu]", path, i);
+        path_of(at, sizeof at, "%s[%zu]", path, i);
         if (!json_is_object(call)) return wrong_type(p, at, "an object");
         if (only_fields(p, call, at, known) != 0) return -1;
 
-        snprintf(field, sizeof field, "%s.type", at);
+        path_of(field, sizeof field, "%s.type", at);
         const char *type = "function";
         if (get_text(p, get(call, "type"), field, SIZE_MAX, &type) != 0) return -1;
         if (strcmp(type, "function") != 0)
             return oai_fail(p->e, 400, UNSUPPORTED, field, "`%s` must be `function`", field);
-        snprintf(field, sizeof field, "%s.id", at);
+        path_of(field, sizeof field, "%s.id", at);
         c->id = "";
         if (get_text(p, get(call, "id"), field, SIZE_MAX, &c->id) != 0) return -1;
-        snprintf(field, sizeof field, "%s.function", at);
+        path_of(field, sizeof field, "%s.function", at);
         if (!json_is_object(function)) return wrong_type(p, field, "an object");
         if (only_fields(p, function, field, known_function) != 0) return -1;
-        snprintf(field, sizeof field, "%s.function.name", at);
+        path_of(field, sizeof field, "%s.function.name", at);
         if (get_text(p, get(function, "name"), field, SIZE_MAX, &c->name) != 0) return -1;
         if (!c->name || *c->name == '\0') return oai_fail(p->e, 400, MISSING, field, "`%s` is missing", field);
-        snprintf(field, sizeof field, "%s.function.arguments", at);
+        path_of(field, sizeof field, "%s.function.arguments", at);
         if (get_arguments(p, get(function, "arguments"), field, &c->arguments) != 0) return -1;
     }
     return 0;
@@ -328,12 +336,12 @@ static int get_message(parse *p, const json_t *o, size_t index, oai_message *m)
                                         "cache_control", NULL};
     static const char *const empty[] = {"refusal", "audio", "function_call"};
     char path[PATH_BYTES], at[PATH_BYTES];
-    snprintf(path, sizeof path, "messages[%zu]", index);
+    path_of(path, sizeof path, "messages[%zu]", index);
     if (!json_is_object(o)) return wrong_type(p, path, "an object");
     if (only_fields(p, o, path, known) != 0) return -1;
 
     const char *role = NULL;
-    snprintf(at, sizeof at, "messages[%zu].role", index);
+    path_of(at, sizeof at, "messages[%zu].role", index);
     if (get_text(p, get(o, "role"), at, SIZE_MAX, &role) != 0) return -1;
     if (!role) return oai_fail(p->e, 400, MISSING, at, "`%s` is missing", at);
     size_t i = 0;
@@ -347,29 +355,29 @@ static int get_message(parse *p, const json_t *o, size_t index, oai_message *m)
     for (i = 0; i < sizeof empty / sizeof empty[0]; i++) {
         const json_t *v = get(o, empty[i]);
         if (!v || (json_is_string(v) && json_string_length(v) == 0)) continue;
-        snprintf(at, sizeof at, "messages[%zu].%s", index, empty[i]);
+        path_of(at, sizeof at, "messages[%zu].%s", index, empty[i]);
         return oai_fail(p->e, 400, UNSUPPORTED, at, "`%s` is not supported", at);
     }
     const bool assistant = m->role == OAI_ASSISTANT;
     const json_t *calls = get(o, "tool_calls"), *id = get(o, "tool_call_id");
     const json_t *reasoning = get(o, "reasoning_content") ? get(o, "reasoning_content") : get(o, "reasoning");
-    snprintf(at, sizeof at, "messages[%zu].tool_calls", index);
+    path_of(at, sizeof at, "messages[%zu].tool_calls", index);
     if (calls && !assistant)
         return oai_fail(p->e, 400, INVALID, at, "`%s`: only a message of the assistant has tool calls", at);
     if (get_calls(p, calls, at, m) != 0) return -1;
-    snprintf(at, sizeof at, "messages[%zu].tool_call_id", index);
+    path_of(at, sizeof at, "messages[%zu].tool_call_id", index);
     if (id && m->role != OAI_TOOL)
         return oai_fail(p->e, 400, INVALID, at, "`%s`: only a message of a tool answers a call", at);
     if (get_text(p, id, at, SIZE_MAX, &m->tool_call_id) != 0) return -1;
     if (m->role == OAI_TOOL && !m->tool_call_id) return oai_fail(p->e, 400, MISSING, at, "`%s` is missing", at);
-    snprintf(at, sizeof at, "messages[%zu].reasoning_content", index);
+    path_of(at, sizeof at, "messages[%zu].reasoning_content", index);
     if (reasoning && !assistant)
         return oai_fail(p->e, 400, INVALID, at, "`%s`: only a message of the assistant has reasoning", at);
     if (get_text(p, reasoning, at, SIZE_MAX, &m->reasoning) != 0) return -1;
-    snprintf(at, sizeof at, "messages[%zu].name", index);
+    path_of(at, sizeof at, "messages[%zu].name", index);
     if (get_text(p, get(o, "name"), at, MAX_NAME_BYTES, &m->name) != 0) return -1;
 
-    snprintf(at, sizeof at, "messages[%zu].content", index);
+    path_of(at, sizeof at, "messages[%zu].content", index);
     if (get_content(p, get(o, "content"), at, &m->content) != 0) return -1;
     if (!m->content && !(assistant && (m->n_tool_calls > 0 || m->reasoning)))
         return oai_fail(p->e, 400, MISSING, at, "`%s` is missing", at);
@@ -405,7 +413,7 @@ static int get_tokens(parse *p, const json_t *v)
         const json_t *item = json_array_get(v, i);
         int64_t token = 0;
         char at[PATH_BYTES];
-        snprintf(at, sizeof at, "prompt[%zu]", i);
+        path_of(at, sizeof at, "prompt[%zu]", i);
         if (json_is_null(item)) return wrong_type(p, at, "a token, as all in this list");
         if (get_integer(p, item, at, 0, most, &token) != 0) return -1;
         p->r->prompt_tokens[p->r->n_prompt_tokens++] = (int32_t)token;
@@ -439,7 +447,8 @@ static int get_bias(parse *p, const json_t *v)
     if (!json_is_object(v)) return wrong_type(p, "logit_bias", "an object from tokens to numbers");
     size_t n = json_object_size(v);
     if (n == 0) return 0;
-    if (n > MAX_BIAS) return oai_fail(p->e, 400, INVALID, "logit_bias", "`logit_bias` has more than %d tokens", MAX_BIAS);
+    if (n > MAX_BIAS)
+        return oai_fail(p->e, 400, INVALID, "logit_bias", "`logit_bias` has more than %d tokens", MAX_BIAS);
     oai_sampling *s = &p->r->sampling;
     s->bias = calloc(n, sizeof *s->bias);
     if (!s->bias) return no_memory(p);
@@ -450,7 +459,7 @@ static int get_bias(parse *p, const json_t *v)
         size_t length = strspn(key, "0123456789");
         int64_t token = length > 0 && length <= 10 ? strtoll(key, NULL, 10) : -1;
         char at[PATH_BYTES];
-        snprintf(at, sizeof at, "logit_bias.%s", key);
+        path_of(at, sizeof at, "logit_bias.%s", key);
         /* Written in one way only: no token can come twice. */
         if (key[length] != '\0' || token < 0 || token > most || (key[0] == '0' && length > 1))
             return oai_fail(p->e, 400, INVALID, at, "`%s`: that is no token of this model", at);
@@ -548,7 +557,8 @@ static int get_stream(parse *p, const json_t *o)
     if (only_fields(p, options, "stream_options", known) != 0) return -1;
     if (!r->stream)
         return oai_fail(p->e, 400, INVALID, "stream_options", "`stream_options` needs `stream` to be true");
-    if (get_bool(p, get(options, "include_obfuscation"), "stream_options.include_obfuscation", &ignored) != 0) return -1;
+    if (get_bool(p, get(options, "include_obfuscation"), "stream_options.include_obfuscation", &ignored) != 0)
+        return -1;
     return get_bool(p, get(options, "include_usage"), "stream_options.include_usage", &r->include_usage);
 }
 
@@ -603,20 +613,20 @@ static int get_tool(parse *p, const json_t *o, size_t index, oai_tool *t)
     static const char *const known[] = {"type", "function", NULL};
     static const char *const known_function[] = {"name", "description", "parameters", "strict", NULL};
     char at[PATH_BYTES];
-    snprintf(at, sizeof at, "tools[%zu]", index);
+    path_of(at, sizeof at, "tools[%zu]", index);
     if (!json_is_object(o)) return wrong_type(p, at, "an object");
     const json_t *type = get(o, "type"), *function = get(o, "function");
     if (!json_is_string(type) || strcmp(json_string_value(type), "function") != 0) {
-        snprintf(at, sizeof at, "tools[%zu].type", index);
+        path_of(at, sizeof at, "tools[%zu].type", index);
         return oai_fail(p->e, 400, UNSUPPORTED, at, "`%s` must be `function`", at);
     }
     if (only_fields(p, o, at, known) != 0) return -1;
-    snprintf(at, sizeof at, "tools[%zu].function", index);
+    path_of(at, sizeof at, "tools[%zu].function", index);
     if (!json_is_object(function)) return wrong_type(p, at, "an object");
     if (only_fields(p, function, at, known_function) != 0) return -1;
 
     bool strict = false;
-    snprintf(at, sizeof at, "tools[%zu].function.name", index);
+    path_of(at, sizeof at, "tools[%zu].function.name", index);
     if (get_name(p, get(function, "name"), at, &t->name) != 0) return -1;
     if (!t->name) return oai_fail(p->e, 400, MISSING, at, "`%s` is missing", at);
     for (const oai_tool *other = p->r->tools; other < t; other++) {
@@ -624,12 +634,12 @@ static int get_tool(parse *p, const json_t *o, size_t index, oai_tool *t)
             return oai_fail(p->e, 400, INVALID, at, "`%s`: there are two tools called `%s`", at, t->name);
     }
     t->description = "";
-    snprintf(at, sizeof at, "tools[%zu].function.description", index);
+    path_of(at, sizeof at, "tools[%zu].function.description", index);
     if (get_text(p, get(function, "description"), at, SIZE_MAX, &t->description) != 0) return -1;
-    snprintf(at, sizeof at, "tools[%zu].function.strict", index);
+    path_of(at, sizeof at, "tools[%zu].function.strict", index);
     if (get_bool(p, get(function, "strict"), at, &strict) != 0) return -1;
     const json_t *parameters = get(function, "parameters");
-    snprintf(at, sizeof at, "tools[%zu].function.parameters", index);
+    path_of(at, sizeof at, "tools[%zu].function.parameters", index);
     if (parameters && !json_is_object(parameters)) return wrong_type(p, at, "an object");
     /* No schema, or an empty one, is a call without arguments. */
     if (json_object_size(parameters) == 0) t->parameters = "{\"type\":\"object\",\"properties\":{}}";
@@ -669,7 +679,8 @@ static int get_tool_choice(parse *p, const json_t *v)
     size_t i = 0;
     while (i < r->n_tools && strcmp(r->tools[i].name, name) != 0) i++;
     if (i == r->n_tools)
-        return oai_fail(p->e, 400, INVALID, "tool_choice", "`tool_choice` names `%.64s`, which isn't among the tools", name);
+        return oai_fail(p->e, 400, INVALID, "tool_choice", "`tool_choice` names `%.64s`, which isn't among the tools",
+                        name);
     r->tools[0] = r->tools[i];
     r->n_tools = 1;
     r->tool_choice = OAI_TOOLS_REQUIRED;
@@ -730,7 +741,7 @@ static int get_kwargs(parse *p, const json_t *v)
     json_t *value;
     json_object_foreach((json_t *)v, key, value) {
         char at[PATH_BYTES];
-        snprintf(at, sizeof at, "%s.%s", path, key);
+        path_of(at, sizeof at, "%s.%s", path, key);
         for (size_t i = 0; i < sizeof taken / sizeof taken[0]; i++) {
             if (strcmp(taken[i], key) == 0)
                 return oai_fail(p->e, 400, INVALID, at, "`%s` can't be set", at);
@@ -790,8 +801,8 @@ static const struct {
     {"function_call", CHAT}, {"audio", CHAT}, {"prediction", CHAT}, {"web_search_options", CHAT}, {"verbosity", CHAT},
     {"reasoning_effort", CHAT},
     /* no matter of the answer */
-    {"metadata", BOTH}, {"store", BOTH}, {"service_tier", BOTH}, {"safety_identifier", BOTH}, {"prompt_cache_key", BOTH},
-    {"prompt_cache_retention", BOTH},
+    {"metadata", BOTH}, {"store", BOTH}, {"service_tier", BOTH}, {"safety_identifier", BOTH},
+    {"prompt_cache_key", BOTH}, {"prompt_cache_retention", BOTH},
 };
 
 /* What to write instead of a field that other servers know. */
@@ -848,11 +859,12 @@ static int check_plain(parse *p, const json_t *o)
         const json_t *v = get(o, counts[i]);
         int64_t n = 1;
         if (get_integer(p, v, counts[i], 1, INT64_MAX, &n) != 0) return -1;
-        if (n != 1) return oai_fail(p->e, 400, UNSUPPORTED, counts[i], "`%s` must be 1: one answer a request", counts[i]);
+        if (n != 1)
+            return oai_fail(p->e, 400, UNSUPPORTED, counts[i], "`%s` must be 1: one answer a request", counts[i]);
     }
     const json_t *modalities = get(o, "modalities"), *echo = get(o, "echo"), *suffix = get(o, "suffix");
     const json_t *functions = get(o, "functions");
-    bool ignored = false;
+    bool ignored = false, one_modality = json_array_size(modalities) == 1;
     if (get_bool(p, echo, "echo", &ignored) != 0) return -1;
     const struct {
         const char *name;
@@ -860,7 +872,7 @@ static int check_plain(parse *p, const json_t *o)
     } checks[] = {
         {"echo", !json_is_true(echo)},
         {"suffix", !suffix || is_text(suffix, "")},
-        {"modalities", !modalities || (json_array_size(modalities) == 1 && is_text(json_array_get(modalities, 0), "text"))},
+        {"modalities", !modalities || (one_modality && is_text(json_array_get(modalities, 0), "text"))},
         {"functions", !functions || (json_is_array(functions) && json_array_size(functions) == 0)},
         {"function_call", !get(o, "function_call") || is_text(get(o, "function_call"), "none")},
         {"audio", !get(o, "audio")},

@@ -23,9 +23,9 @@ typedef struct oai_error {
     char message[400];
 } oai_error;
 
-/* Fill an error; the type follows from the status (400, 404, 413, 422: invalid_request_error, 401: authentication_error,
- * 403: permission_error, 429: rate_limit_error, 5xx: server_error). `param` NULL: none. The texts are cut to their room,
- * and bytes that aren't UTF-8 become '?'. Returns -1. */
+/* Fill an error; the type follows from the status (401: authentication_error, 403: permission_error, 429:
+ * rate_limit_error, 5xx: server_error, others: invalid_request_error). `param` NULL: none. The texts are cut to their
+ * room, bytes that aren't UTF-8 become '?', and control characters blanks. Returns -1. */
 int oai_fail(oai_error *e, int status, const char *code, const char *param, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
 
@@ -118,7 +118,7 @@ typedef struct oai_request {
     size_t n_owned, owned_room;
 } oai_request;
 
-/* What the server sets. oai_limits_default() fills it; sampling holds what a request gets that doesn't say (no bias). */
+/* What the server sets. oai_limits_default() fills it; sampling holds what a request gets that doesn't say. */
 typedef struct oai_limits {
     size_t max_body_bytes; /* 16 MiB. The HTTP side ends a longer body sooner; this is the second line */
     size_t max_messages;   /* 4096 */

@@ -1,0 +1,328 @@
+/* chat_grammar.c: llama.cpp's grammar sampler, kept from what would end the process: it throws, or aborts, when it takes
+ * in a token that doesn't fit, so each is asked for first.
+ *
+ * A lazy grammar, that of tool calls the model may make or not, lies idle until a trigger comes in the answer. llama.cpp
+ * would search all of the answer again for each token, by std::regex, which takes stack for each byte. So words are
+ * looked for here, in the end of the text, and the sampler gets to see the tokens from the one on that a word begins in.
+ * Inside reasoning nothing is looked for: a model may think about calling a tool. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "chat_ways.h"
+
+enum {
+    MAX_DEPTH = 128,             /* of a grammar's parentheses, which are read recursively */
+    MAX_PIECE_BYTES = 512,
+    MAX_PATTERN_TEXT = 16 << 10, /* a pattern that hasn't matched so far won't */
+};
+
+typedef struct held_token {
+    llama_token token;
+    size_t n; /* bytes of its text */
+} held_token;
+
+struct chat_grammar {
+    const chat_plan *p;
+    struct llama_sampler *sampler;
+    bool waiting;  /* for a word. With patterns the sampler itself waits, and may be asked meanwhile */
+    bool off;      /* nothing is constrained any more */
+    bool thinking; /* of a lazy one */
+    /* While waiting: the end of the answer, and the tokens it came from; tail[0..from) has been looked at. */
+    char *tail;
+    held_token *held;
+    size_t n_tail, tail_room, n_held, held_room, from;
+    size_t longest;        /* bytes of the longest text that is looked for */
+    size_t n_pattern;      /* bytes that patterns have seen */
+    bool by_pattern_awake; /* one of them came */
+};
+
+/* ---- made ---- */
+
+/* Whether a GBNF text nests parentheses deeper than is good for the stack: all but those in literals, character classes
+ * and comments. */
+static bool too_deep(const char *s)
+{
+    size_t depth = 0;
+    char close = 0; /* what ends that which we are in */
+    for (; *s; s++) {
+        if (close) {
+            if (*s == '\\' && close != '\n' && s[1]) s++;
+            else if (*s == close) close = 0;
+        } else if (*s == '"') {
+            close = '"';
+        } else if (*s == '[') {
+            close = ']';
+        } else if (*s == '#') {
+            close = '\n';
+        } else if (*s == '(' && ++depth > MAX_DEPTH) {
+            return true;
+        } else if (*s == ')' && depth > 0) {
+            depth--;
+        }
+    }
+    return false;
+}
+
+/* A word as a regular expression. */
+static char *escaped(const char *word)
+{
+    char *out = malloc(2 * strlen(word) + 1), *to = out;
+    if (!out) return NULL;
+    for (; *word; word++) {
+        if (strchr(".^$|()*+?[]{}\\", *word)) *to++ = '\\';
+        *to++ = *word;
+    }
+    *to = '\0';
+    return out;
+}
+
+static struct llama_sampler *lazy_sampler(const chat_plan *p)
+{
+    const chat_rendering *r = &p->r;
+    size_t n = r->words.n + r->patterns.n, n_escaped = 0;
+    struct llama_sampler *s = NULL;
+    const char **patterns = calloc(n + 1, sizeof *patterns);
+    char **words = calloc(r->words.n + 1, sizeof *words);
+    if (!patterns || !words) goto out;
+    for (; n_escaped < r->words.n; n_escaped++) {
+        words[n_escaped] = escaped(r->words.items[n_escaped]);
+        if (!words[n_escaped]) goto out;
+        patterns[n_escaped] = words[n_escaped];
+    }
+    for (size_t i = 0; i < r->patterns.n; i++) patterns[r->words.n + i] = r->patterns.items[i];
+    s = llama_sampler_init_grammar_lazy_patterns(p->vocab, r->grammar, "root", patterns, n, NULL, 0);
+out:
+    for (size_t i = 0; i < n_escaped; i++) free(words[i]);
+    free(words);
+    free(patterns);
+    return s;
+}
+
+/* Take in the end of the prompt that the grammar counts as the beginning of the answer. */
+static bool accept_prefill(chat_grammar *g)
+{
+    const char *text = g->p->r.prefill;
+    llama_token *tokens = NULL;
+    size_t n = 0;
+    bool ok = chat_append_tokens(g->p->vocab, text, strlen(text), true, &tokens, &n);
+    for (size_t i = 0; ok && i < n; i++) {
+        char piece[MAX_PIECE_BYTES];
+        int32_t bytes = llama_token_to_piece(g->p->vocab, tokens[i], piece, sizeof piece, 0, true);
+        /* Some tokenisers put a blank in front of the first. */
+        if (i == 0 && bytes > 0 && piece[0] == ' ' && text[0] != ' ') continue;
+        ok = chat_grammar_accept(g, tokens[i]);
+    }
+    free(tokens);
+    return ok;
+}
+
+/* Whether the prompt's end begins a reasoning that the answer goes on with. */
+static bool prompt_thinks(const chat_rendering *r)
+{
+    const char *at = NULL;
+    for (const char *s = r->prefill; s && (s = strstr(s, r->think_start)); s++) at = s;
+    if (!at) return false;
+    for (size_t i = 0; i < r->think_ends.n; i++) {
+        if (strstr(at, r->think_ends.items[i])) return false;
+    }
+    return true;
+}
+
+static size_t longest_of(const chat_texts *t, size_t longest)
+{
+    for (size_t i = 0; i < t->n; i++) {
+        size_t n = strlen(t->items[i]);
+        if (n > longest) longest = n;
+    }
+    return longest;
+}
+
+int chat_grammar_new(const chat_plan *p, chat_grammar **out, oai_error *e)
+{
+    *out = NULL;
+    const chat_rendering *r = &p->r;
+    if (!r->grammar) return 0;
+    if (too_deep(r->grammar))
+        return oai_fail(e, 400, "invalid_grammar", "grammar", "the grammar nests more than %d parentheses", MAX_DEPTH);
+    chat_grammar *g = calloc(1, sizeof *g);
+    if (!g) return oai_fail(e, 500, NULL, NULL, "the server is out of memory");
+    g->p = p;
+    g->waiting = r->lazy && r->patterns.n == 0;
+    g->sampler = r->lazy ? lazy_sampler(p) : llama_sampler_init_grammar(p->vocab, r->grammar, "root");
+    if (!g->sampler) {
+        oai_fail(e, 400, "invalid_grammar", p->own_grammar ? "grammar" : NULL,
+                 p->own_grammar ? "the grammar isn't GBNF with a rule `root`, or repeats too much"
+                                : "tools or schema are too large for a grammar");
+        goto fail;
+    }
+    if (r->think_start && r->lazy) {
+        g->thinking = prompt_thinks(r);
+        g->longest = longest_of(&r->think_ends, strlen(r->think_start));
+    }
+    g->longest = longest_of(&r->words, g->longest);
+    if (!r->lazy && r->prefill && !p->own_grammar && !accept_prefill(g)) {
+        oai_fail(e, 500, NULL, NULL, "the template's prompt and its grammar don't fit together");
+        goto fail;
+    }
+    *out = g;
+    return 0;
+fail:
+    chat_grammar_free(g);
+    return -1;
+}
+
+void chat_grammar_free(chat_grammar *g)
+{
+    if (!g) return;
+    llama_sampler_free(g->sampler);
+    free(g->tail);
+    free(g->held);
+    free(g);
+}
+
+/* ---- used ---- */
+
+static bool idle(const chat_grammar *g)
+{
+    return g->off || g->waiting || g->thinking;
+}
+
+bool chat_grammar_allows(chat_grammar *g, llama_token token)
+{
+    if (idle(g)) return true;
+    llama_token_data one = {.id = token};
+    llama_token_data_array all = {.data = &one, .size = 1, .selected = -1};
+    llama_sampler_apply(g->sampler, &all);
+    return one.logit > -INFINITY;
+}
+
+void chat_grammar_apply(chat_grammar *g, llama_token_data_array *candidates)
+{
+    if (!idle(g)) llama_sampler_apply(g->sampler, candidates);
+}
+
+/* Where the first of some texts begins in the tail, in what is new; SIZE_MAX: nowhere. Its length goes to *n. */
+static size_t find(const chat_grammar *g, char *const *texts, size_t n_texts, size_t *n)
+{
+    size_t best = SIZE_MAX;
+    for (size_t i = 0; i < n_texts; i++) {
+        size_t length = strlen(texts[i]);
+        const char *at = length ? memmem(g->tail + g->from, g->n_tail - g->from, texts[i], length) : NULL;
+        if (at && (size_t)(at - g->tail) < best) {
+            best = (size_t)(at - g->tail);
+            *n = length;
+        }
+    }
+    return best;
+}
+
+/* What lies before `at` has been dealt with: forget the tokens that are wholly in there. */
+static void advance(chat_grammar *g, size_t at)
+{
+    size_t n = 0, bytes = 0;
+    while (n < g->n_held && bytes + g->held[n].n <= at) bytes += g->held[n++].n;
+    memmove(g->held, g->held + n, (g->n_held - n) * sizeof *g->held);
+    if (bytes > 0) memmove(g->tail, g->tail + bytes, g->n_tail - bytes);
+    g->n_held -= n;
+    g->n_tail -= bytes;
+    g->from = at - bytes;
+}
+
+static bool hold(chat_grammar *g, llama_token token, const char *piece, size_t n)
+{
+    if (g->n_tail + n >= g->tail_room) {
+        size_t room = 2 * (g->n_tail + n) + 64;
+        char *grown = realloc(g->tail, room);
+        if (!grown) return false;
+        g->tail = grown;
+        g->tail_room = room;
+    }
+    if (g->n_held == g->held_room) {
+        size_t room = 2 * g->held_room + 32;
+        held_token *grown = realloc(g->held, room * sizeof *grown);
+        if (!grown) return false;
+        g->held = grown;
+        g->held_room = room;
+    }
+    memcpy(g->tail + g->n_tail, piece, n);
+    g->n_tail += n;
+    g->held[g->n_held++] = (held_token){token, n};
+    return true;
+}
+
+/* The sampler sees the tokens from the trigger on, and is awake. An answer that goes on otherwise than the grammar
+ * wants within the very token that the trigger ends in is no tool call: it is left alone. */
+static void wake(chat_grammar *g)
+{
+    g->waiting = false;
+    for (size_t i = 0; i < g->n_held && !g->off; i++) {
+        if (!g->p->way->accept(g->sampler, g->held[i].token)) g->off = true;
+    }
+    g->n_held = g->n_tail = g->from = 0;
+}
+
+/* Follow the answer's text into reasoning and out of it; where it is outside, and a word comes, wake up. */
+static void follow(chat_grammar *g)
+{
+    const chat_rendering *r = &g->p->r;
+    for (;;) {
+        size_t length = 0, start_length = 0;
+        if (g->thinking) {
+            size_t end = find(g, r->think_ends.items, r->think_ends.n, &length);
+            if (end == SIZE_MAX) break;
+            g->thinking = false;
+            advance(g, end + length);
+        } else {
+            size_t start = r->think_start ? find(g, (char *const[]){r->think_start}, 1, &start_length) : SIZE_MAX;
+            size_t word = g->waiting ? find(g, r->words.items, r->words.n, &length) : SIZE_MAX;
+            if (word < start) {
+                advance(g, word);
+                wake(g);
+                return;
+            }
+            if (start == SIZE_MAX) break;
+            g->thinking = true;
+            advance(g, start + start_length);
+        }
+    }
+    /* A text that is looked for may have begun in these bytes. */
+    if (g->n_tail - g->from >= g->longest) advance(g, g->n_tail - g->longest + (g->longest > 0));
+}
+
+/* Whether the sampler, left to find its own trigger, has found it: then some token isn't allowed. */
+static bool awake(chat_grammar *g)
+{
+    llama_token bos = llama_vocab_bos(g->p->vocab), eos = llama_vocab_eos(g->p->vocab);
+    return (bos != LLAMA_TOKEN_NULL && !chat_grammar_allows(g, bos)) ||
+           (eos != LLAMA_TOKEN_NULL && !chat_grammar_allows(g, eos));
+}
+
+bool chat_grammar_accept(chat_grammar *g, llama_token token)
+{
+    if (g->off) return true;
+    if (!g->p->r.lazy) return chat_grammar_allows(g, token) && g->p->way->accept(g->sampler, token);
+
+    const bool by_pattern = g->p->r.patterns.n > 0, thought = g->thinking;
+    char piece[MAX_PIECE_BYTES];
+    int32_t got = llama_token_to_piece(g->p->vocab, token, piece, sizeof piece, 0, true);
+    size_t n = got > 0 ? (size_t)got : 0;
+    if (g->waiting || by_pattern) {
+        bool waited = g->waiting;
+        if (!hold(g, token, piece, n)) return false;
+        follow(g);
+        if (waited) return true; /* the sampler has it, or is not to see it */
+    }
+    if (thought || g->thinking) return true;
+    if (!chat_grammar_allows(g, token)) return false;
+    if (!g->p->way->accept(g->sampler, token)) {
+        /* A trigger with something behind it that isn't the grammar's, in one token; or a real mistake. */
+        g->off = by_pattern;
+        return by_pattern;
+    }
+    if (by_pattern && (g->n_pattern += n) > MAX_PATTERN_TEXT && !g->by_pattern_awake) {
+        g->by_pattern_awake = awake(g);
+        g->off = !g->by_pattern_awake;
+    }
+    return true;
+}

@@ -1,0 +1,531 @@
+#include "chat_template.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "chat_ways.h"
+
+enum {
+    MAX_SCHEMA_BYTES = 256 << 10,
+    MAX_PATTERN_BYTES = 2048,
+    MAX_PATTERN_DEPTH = 32, /* of parentheses; those who read them do it recursively */
+    NONCE_BYTES = 12,
+    INDEX_DIGITS = 6,
+};
+
+/* ---- small helpers that the ways share ---- */
+
+bool chat_texts_add(chat_texts *t, const char *text)
+{
+    char *copy = strdup(text);
+    char **grown = copy ? realloc(t->items, (t->n + 1) * sizeof *grown) : NULL;
+    if (!grown) {
+        free(copy);
+        return false;
+    }
+    t->items = grown;
+    t->items[t->n++] = copy;
+    return true;
+}
+
+void chat_texts_free(chat_texts *t)
+{
+    for (size_t i = 0; i < t->n; i++) free(t->items[i]);
+    free(t->items);
+    memset(t, 0, sizeof *t);
+}
+
+void chat_rendering_free(const chat_way *way, chat_rendering *r)
+{
+    free(r->prompt);
+    free(r->grammar);
+    free(r->prefill);
+    free(r->think_start);
+    chat_texts_free(&r->words);
+    chat_texts_free(&r->patterns);
+    chat_texts_free(&r->preserved);
+    chat_texts_free(&r->stops);
+    chat_texts_free(&r->think_ends);
+    way->parser_free(r->parser);
+    memset(r, 0, sizeof *r);
+}
+
+void chat_parsed_free(chat_parsed *p)
+{
+    for (size_t i = 0; i < p->n_calls; i++) {
+        free(p->calls[i].id);
+        free(p->calls[i].name);
+        free(p->calls[i].arguments);
+    }
+    free(p->calls);
+    free(p->content);
+    free(p->reasoning);
+    memset(p, 0, sizeof *p);
+}
+
+bool chat_random_digits(char *out, size_t n)
+{
+    unsigned char bytes[64];
+    if (n > sizeof bytes || getrandom(bytes, n, 0) != (ssize_t)n) return false;
+    for (size_t i = 0; i < n; i++) snprintf(out + 2 * i, 3, "%02x", bytes[i]);
+    return true;
+}
+
+bool chat_append_tokens(const struct llama_vocab *vocab, const char *text, size_t n_bytes, bool special,
+                        llama_token **tokens, size_t *n_tokens)
+{
+    if (n_bytes == 0) return true;
+    if (n_bytes > INT32_MAX / 4) return false;
+    /* Mostly there are fewer tokens than bytes; where not (a blank put in front, bytes as tokens), it is told. */
+    size_t room = n_bytes + 8;
+    for (;;) {
+        llama_token *grown = realloc(*tokens, (*n_tokens + room) * sizeof *grown);
+        if (!grown) return false;
+        *tokens = grown;
+        int32_t n = llama_tokenize(vocab, text, (int32_t)n_bytes, grown + *n_tokens, (int32_t)room, false, special);
+        if (n >= 0) {
+            *n_tokens += (size_t)n;
+            return true;
+        }
+        if (n == INT32_MIN || (size_t)-n <= room) return false;
+        room = (size_t)-n;
+    }
+}
+
+/* ---- the template of a model ---- */
+
+typedef struct control {
+    const char *text; /* of a control token; the vocabulary's */
+    size_t n;
+} control;
+
+struct chat_template {
+    const chat_way *way;
+    const struct llama_vocab *vocab;
+    void *templates; /* of the way; NULL: chats can't be had, `why` */
+    oai_error why;
+    chat_capabilities capabilities;
+    control *controls;  /* by first byte, and of those with the same the longer first */
+    size_t n_controls;
+    size_t first[257]; /* controls that begin with byte c: [first[c], first[c + 1]) */
+};
+
+static int by_first_byte(const void *a, const void *b)
+{
+    const control *x = a, *y = b;
+    unsigned char cx = (unsigned char)x->text[0], cy = (unsigned char)y->text[0];
+    if (cx != cy) return cx < cy ? -1 : 1;
+    return x->n > y->n ? -1 : x->n < y->n;
+}
+
+/* The texts that llama.cpp's tokeniser takes for special tokens only where it is told to. */
+static bool find_controls(chat_template *t)
+{
+    int32_t n_vocab = llama_vocab_n_tokens(t->vocab);
+    size_t room = 0;
+    for (llama_token token = 0; token < n_vocab; token++) {
+        if (!(llama_vocab_get_attr(t->vocab, token) & (LLAMA_TOKEN_ATTR_CONTROL | LLAMA_TOKEN_ATTR_UNKNOWN))) continue;
+        const char *text = llama_vocab_get_text(t->vocab, token);
+        if (!text || *text == '\0') continue;
+        if (t->n_controls == room) {
+            control *grown = realloc(t->controls, (room = room ? 2 * room : 64) * sizeof *grown);
+            if (!grown) return false;
+            t->controls = grown;
+        }
+        t->controls[t->n_controls++] = (control){text, strlen(text)};
+    }
+    if (t->n_controls > 0) qsort(t->controls, t->n_controls, sizeof *t->controls, by_first_byte);
+    for (size_t c = 0, i = 0; c <= 256; c++) {
+        while (i < t->n_controls && (unsigned char)t->controls[i].text[0] < c) i++;
+        t->first[c] = i;
+    }
+    return true;
+}
+
+int chat_template_open_way(const chat_way *way, const struct llama_model *model, const char *source,
+                           chat_template **out, oai_error *e)
+{
+    *out = NULL;
+    chat_template *t = calloc(1, sizeof *t);
+    if (!t) return oai_fail(e, 500, NULL, NULL, "out of memory");
+    t->way = way;
+    t->vocab = llama_model_get_vocab(model);
+    if (!find_controls(t)) {
+        oai_fail(e, 500, NULL, NULL, "out of memory");
+        goto fail;
+    }
+    if (way->open(model, source, &t->templates, &t->why) != 0) {
+        t->templates = NULL;
+        if (source || t->why.status >= 500) {
+            *e = t->why;
+            goto fail;
+        }
+    }
+    bool chat = t->templates != NULL;
+    t->capabilities = (chat_capabilities){
+        .chat = chat,
+        .jinja = chat && way->jinja,
+        .tools = chat && way->tools,
+        .schema = way->schema,
+        .plain = !source && !llama_model_chat_template(model, NULL),
+    };
+    *out = t;
+    return 0;
+fail:
+    chat_template_close(t);
+    return -1;
+}
+
+int chat_template_open(const struct llama_model *model, const char *source, chat_template **out, oai_error *e)
+{
+#if IMPRESS_HAVE_LLAMA_COMMON
+    return chat_template_open_way(&chat_way_common, model, source, out, e);
+#else
+    return chat_template_open_way(&chat_way_plain, model, source, out, e);
+#endif
+}
+
+void chat_template_close(chat_template *t)
+{
+    if (!t) return;
+    if (t->templates) t->way->close(t->templates);
+    free(t->controls);
+    free(t);
+}
+
+chat_capabilities chat_template_capabilities(const chat_template *t)
+{
+    return t->capabilities;
+}
+
+/* ---- control tokens that are meant as text ---- */
+
+/* A request of which the messages' control tokens are replaced by marks that no client can guess: the nonce, and the
+ * number of the control. They are made of letters and digits, which templates leave alone. */
+typedef struct disguise {
+    const chat_template *t;
+    char nonce[3 + 2 * NONCE_BYTES + 1];
+    size_t n_nonce, n_mark;
+    oai_message *messages; /* [n], with tool calls of their own */
+    size_t n;
+    char **owned;
+    size_t n_owned;
+} disguise;
+
+/* The control that text begins with; NULL: none. */
+static const control *control_at(const chat_template *t, const char *text)
+{
+    unsigned char c = (unsigned char)text[0];
+    for (size_t i = t->first[c]; i < t->first[c + 1u]; i++) {
+        if (strncmp(text, t->controls[i].text, t->controls[i].n) == 0) return &t->controls[i];
+    }
+    return NULL;
+}
+
+/* Replace *text, if need be. False: no memory. */
+static bool disguise_text(disguise *d, const char **text)
+{
+    if (!*text) return true;
+    size_t n_found = 0, n_bytes = 0;
+    for (const char *s = *text; *s;) {
+        const control *c = control_at(d->t, s);
+        n_found += c != NULL;
+        n_bytes += c ? d->n_mark : 1;
+        s += c ? c->n : 1;
+    }
+    if (n_found == 0) return true;
+    char *copy = malloc(n_bytes + 1), *to = copy;
+    char **grown = copy ? realloc(d->owned, (d->n_owned + 1) * sizeof *grown) : NULL;
+    if (!grown) {
+        free(copy);
+        return false;
+    }
+    d->owned = grown;
+    d->owned[d->n_owned++] = copy;
+    for (const char *s = *text; *s;) {
+        const control *c = control_at(d->t, s);
+        if (c) to += snprintf(to, d->n_mark + 1, "%s%0*zx", d->nonce, (int)INDEX_DIGITS, (size_t)(c - d->t->controls));
+        else *to++ = *s;
+        s += c ? c->n : 1;
+    }
+    *to = '\0';
+    *text = copy;
+    return true;
+}
+
+/* Arguments may hide a control token behind escapes, which a template resolves. */
+static bool disguise_arguments(disguise *d, const char **text)
+{
+    if (strstr(*text, "\\u")) {
+        json_t *v = json_loads(*text, JSON_DECODE_ANY, NULL);
+        char *plain = json_dumps(v, JSON_ENCODE_ANY);
+        char **grown = plain ? realloc(d->owned, (d->n_owned + 1) * sizeof *grown) : NULL;
+        json_decref(v);
+        if (!grown) {
+            free(plain);
+            return false;
+        }
+        d->owned = grown;
+        d->owned[d->n_owned++] = plain;
+        *text = plain;
+    }
+    return disguise_text(d, text);
+}
+
+static void disguise_free(disguise *d)
+{
+    for (size_t i = 0; i < d->n; i++) free(d->messages[i].tool_calls);
+    free(d->messages);
+    for (size_t i = 0; i < d->n_owned; i++) free(d->owned[i]);
+    free(d->owned);
+}
+
+/* False: no memory, or no random numbers. */
+static bool disguise_make(disguise *d, const chat_template *t, const oai_request *r)
+{
+    char digits[2 * NONCE_BYTES + 1];
+    memset(d, 0, sizeof *d);
+    d->t = t;
+    if (!chat_random_digits(digits, NONCE_BYTES)) return false;
+    d->n_nonce = (size_t)snprintf(d->nonce, sizeof d->nonce, "imp%s", digits);
+    d->n_mark = d->n_nonce + INDEX_DIGITS;
+    d->messages = calloc(r->n_messages, sizeof *d->messages);
+    if (!d->messages) return false;
+    for (; d->n < r->n_messages; d->n++) {
+        const oai_message *from = &r->messages[d->n];
+        oai_message *m = &d->messages[d->n];
+        *m = *from;
+        m->tool_calls = NULL;
+        if (m->n_tool_calls > 0 && !(m->tool_calls = calloc(m->n_tool_calls, sizeof *m->tool_calls))) return false;
+        bool ok = disguise_text(d, &m->content) && disguise_text(d, &m->reasoning) && disguise_text(d, &m->name) &&
+                  disguise_text(d, &m->tool_call_id);
+        for (size_t i = 0; ok && i < m->n_tool_calls; i++) {
+            oai_tool_call *c = &m->tool_calls[i];
+            *c = from->tool_calls[i];
+            ok = disguise_text(d, &c->id) && disguise_text(d, &c->name) && disguise_arguments(d, &c->arguments);
+        }
+        if (!ok) {
+            d->n++;
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The tokens of a rendered prompt: what was disguised is text again. False: no memory, or too long. */
+static bool undisguise(const disguise *d, const char *prompt, chat_plan *p)
+{
+    for (;;) {
+        const char *mark = strstr(prompt, d->nonce);
+        size_t n = mark ? (size_t)(mark - prompt) : strlen(prompt);
+        if (!chat_append_tokens(p->vocab, prompt, n, true, &p->tokens, &p->n_tokens)) return false;
+        if (!mark) return true;
+        char digits[INDEX_DIGITS + 1] = {0};
+        prompt = mark + d->n_nonce;
+        strncpy(digits, prompt, INDEX_DIGITS);
+        char *end;
+        size_t index = strtoul(digits, &end, 16);
+        if (end != digits + INDEX_DIGITS || index >= d->t->n_controls) continue; /* cut in two by the template */
+        prompt += INDEX_DIGITS;
+        const control *c = &d->t->controls[index];
+        if (!chat_append_tokens(p->vocab, c->text, c->n, false, &p->tokens, &p->n_tokens)) return false;
+    }
+}
+
+/* ---- what may become a grammar ---- */
+
+/* Whether the parentheses of a regular expression are nested too deeply. */
+static bool deep_pattern(const char *s)
+{
+    size_t depth = 0;
+    for (; *s; s++) {
+        if (*s == '\\' && s[1]) s++;
+        else if (*s == '(' && ++depth > MAX_PATTERN_DEPTH) return true;
+        else if (*s == ')' && depth > 0) depth--;
+    }
+    return false;
+}
+
+/* NULL, or what is wrong with a schema (of bounded depth) or a part of it. */
+static const char *schema_fault(const json_t *v)
+{
+    const char *key, *fault = NULL;
+    json_t *item;
+    size_t i;
+    json_array_foreach((json_t *)v, i, item) {
+        if ((fault = schema_fault(item))) return fault;
+    }
+    json_object_foreach((json_t *)v, key, item) {
+        const char *text = json_string_value(item);
+        if (text && strcmp(key, "pattern") == 0) {
+            if (strlen(text) > MAX_PATTERN_BYTES) return "a pattern is too long";
+            if (deep_pattern(text)) return "a pattern has too many parentheses inside one another";
+        }
+        if ((fault = schema_fault(item))) return fault;
+    }
+    return NULL;
+}
+
+static int check_schema(const char *text, const char *param, oai_error *e)
+{
+    if (strlen(text) > MAX_SCHEMA_BYTES)
+        return oai_fail(e, 400, "invalid_schema", param, "the JSON schema is larger than %d bytes", MAX_SCHEMA_BYTES);
+    json_t *v = json_loads(text, 0, NULL);
+    const char *fault = v ? schema_fault(v) : "it can't be read";
+    json_decref(v);
+    return fault ? oai_fail(e, 400, "invalid_schema", param, "the JSON schema: %s", fault) : 0;
+}
+
+static int check_schemas(const oai_request *r, oai_error *e)
+{
+    if (r->schema && check_schema(r->schema, "response_format", e) != 0) return -1;
+    for (size_t i = 0; r->tool_choice != OAI_TOOLS_NONE && i < r->n_tools; i++) {
+        if (check_schema(r->tools[i].parameters, "tools", e) != 0) return -1;
+    }
+    return 0;
+}
+
+/* ---- plans ---- */
+
+static int no_memory(oai_error *e)
+{
+    return oai_fail(e, 500, NULL, NULL, "the server is out of memory");
+}
+
+static int plan_chat(const chat_template *t, const oai_request *r, chat_plan *p, oai_error *e)
+{
+    if (!t->templates) {
+        *e = t->why;
+        return -1;
+    }
+    int rc = -1;
+    disguise d;
+    oai_request disguised = *r;
+    if (!disguise_make(&d, t, r)) {
+        no_memory(e);
+        goto out;
+    }
+    disguised.messages = d.messages;
+    if (t->way->render(t->templates, &disguised, &p->r, e) != 0) goto out;
+    if (!undisguise(&d, p->r.prompt, p)) {
+        no_memory(e);
+        goto out;
+    }
+    rc = 0;
+out:
+    disguise_free(&d);
+    return rc;
+}
+
+static int plan_completion(const chat_template *t, const oai_request *r, chat_plan *p, oai_error *e)
+{
+    char **grammar = &p->r.grammar;
+    if (r->format == OAI_JSON_SCHEMA) {
+        *grammar = t->way->grammar_of(r->schema, e);
+        if (!*grammar) return -1;
+    } else if (r->format != OAI_TEXT) {
+        *grammar = strdup(r->format == OAI_GRAMMAR ? r->grammar : chat_json_grammar);
+        if (!*grammar) return no_memory(e);
+    }
+    if (r->prompt) {
+        bool ok = chat_append_tokens(t->vocab, r->prompt, strlen(r->prompt), true, &p->tokens, &p->n_tokens);
+        return ok ? 0 : no_memory(e);
+    }
+    p->tokens = malloc(r->n_prompt_tokens * sizeof *p->tokens);
+    if (!p->tokens) return no_memory(e);
+    memcpy(p->tokens, r->prompt_tokens, r->n_prompt_tokens * sizeof *p->tokens);
+    p->n_tokens = r->n_prompt_tokens;
+    return 0;
+}
+
+/* The vocabulary's BOS in front, if it wants one, and the text doesn't give it. */
+static bool add_bos(chat_plan *p)
+{
+    llama_token bos = llama_vocab_bos(p->vocab);
+    if (!llama_vocab_get_add_bos(p->vocab) || bos == LLAMA_TOKEN_NULL) return true;
+    if (p->n_tokens > 0 && p->tokens[0] == bos) return true;
+    llama_token *grown = realloc(p->tokens, (p->n_tokens + 1) * sizeof *grown);
+    if (!grown) return false;
+    p->tokens = grown;
+    memmove(grown + 1, grown, p->n_tokens++ * sizeof *grown);
+    grown[0] = bos;
+    return true;
+}
+
+/* The tokens whose text a parser must see, out of their texts. */
+static bool find_shown(chat_plan *p)
+{
+    size_t n = p->r.preserved.n;
+    if (n == 0) return true;
+    p->shown = malloc(n * sizeof *p->shown);
+    if (!p->shown) return false;
+    for (size_t i = 0; i < n; i++) {
+        const char *text = p->r.preserved.items[i];
+        llama_token token[2];
+        int32_t got = llama_tokenize(p->vocab, text, (int32_t)strlen(text), token, 2, false, true);
+        if (got == 1) p->shown[p->n_shown++] = token[0];
+    }
+    return true;
+}
+
+int chat_plan_make(const chat_template *t, const oai_request *r, chat_plan **out, oai_error *e)
+{
+    *out = NULL;
+    if (check_schemas(r, e) != 0) return -1;
+    chat_plan *p = calloc(1, sizeof *p);
+    if (!p) return no_memory(e);
+    p->way = t->way;
+    p->vocab = t->vocab;
+    p->own_grammar = !r->chat || r->format == OAI_GRAMMAR;
+    if ((r->chat ? plan_chat(t, r, p, e) : plan_completion(t, r, p, e)) != 0) goto fail;
+
+    bool ok = (r->n_prompt_tokens > 0 || add_bos(p)) && find_shown(p);
+    for (size_t i = 0; ok && i < r->n_stops; i++) ok = chat_texts_add(&p->stops, r->stops[i]);
+    for (size_t i = 0; ok && i < p->r.stops.n; i++) ok = chat_texts_add(&p->stops, p->r.stops.items[i]);
+    if (!ok) {
+        no_memory(e);
+        goto fail;
+    }
+    if (p->n_tokens == 0) {
+        oai_fail(e, 400, "invalid_value", r->chat ? "messages" : "prompt", "the prompt has no tokens");
+        goto fail;
+    }
+    *out = p;
+    return 0;
+fail:
+    chat_plan_free(p);
+    return -1;
+}
+
+void chat_plan_free(chat_plan *p)
+{
+    if (!p) return;
+    chat_rendering_free(p->way, &p->r);
+    chat_texts_free(&p->stops);
+    free(p->shown);
+    free(p->tokens);
+    free(p);
+}
+
+const llama_token *chat_plan_tokens(const chat_plan *p, size_t *n)
+{
+    *n = p->n_tokens;
+    return p->tokens;
+}
+
+const char *const *chat_plan_stops(const chat_plan *p, size_t *n)
+{
+    *n = p->stops.n;
+    return (const char *const *)p->stops.items;
+}
+
+bool chat_plan_shows(const chat_plan *p, llama_token token)
+{
+    for (size_t i = 0; i < p->n_shown; i++) {
+        if (p->shown[i] == token) return true;
+    }
+    return false;
+}
