@@ -18,16 +18,16 @@ static uint64_t cpu_ns(void)
            ((uint64_t)u.ru_utime.tv_usec + (uint64_t)u.ru_stime.tv_usec) * 1000u;
 }
 
-typedef struct trial {
+typedef struct run_state {
     const imp_read_trial *t;
     imp_io_queue *q;
     imp_io_file *file;
     imp_io_op *ops; /* [depth]: op i has the arena's block i */
     uint64_t n_blocks, next;
     imp_rng rng;
-} trial;
+} run_state;
 
-static void submit(trial *at, size_t i)
+static void submit(run_state *at, size_t i)
 {
     uint64_t block = at->t->random ? imp_rng_below(&at->rng, at->n_blocks) : at->next++ % at->n_blocks;
     unsigned char *arena = imp_io_queue_arena(at->q, NULL);
@@ -39,7 +39,7 @@ static void submit(trial *at, size_t i)
 }
 
 /* Keep the queue full until `max_bytes` are read or the time is over, then let it run empty. */
-static int read_all(trial *at, imp_read_figures *out)
+static int read_all(run_state *at, imp_read_figures *out)
 {
     const imp_read_trial *t = at->t;
     uint64_t n = (t->max_bytes ? t->max_bytes : at->n_blocks * t->block_bytes) / t->block_bytes, submitted = 0;
@@ -65,7 +65,7 @@ static int read_all(trial *at, imp_read_figures *out)
 static int run(const char *dir, const char *name, const imp_read_trial *t, imp_read_figures *out)
 {
     imp_io *io = NULL;
-    trial at = {.t = t};
+    run_state at = {.t = t};
     int rc = imp_io_new(dir, t->mode, t->flags | IMP_STORE_READONLY, t->read_bytes_per_s, &io);
     if (rc < 0) goto out;
     rc = imp_io_open(io, name, imp_io_alignment(io), &at.file);
