@@ -213,11 +213,21 @@ int imp_io_new(const char *dir, imp_io_mode mode, unsigned flags, uint64_t read_
     io->dir_fd = -1;
     io->readonly = (flags & IMP_STORE_READONLY) != 0;
     io->must_uring = mode == IMP_IO_URING;
-    io->simulated = mode == IMP_IO_VIRTUAL;
+    io->simulated = mode == IMP_IO_VIRTUAL && !(flags & IMP_STORE_MEMORY);
     imp_io_limit_init(&io->limit, read_bytes_per_s);
     io->dir = imp_strdup(dir);
-    if (!io->dir) {
+    if (io->dir && (flags & IMP_STORE_MEMORY)) {
+        io->alignment = FINE;
+        io->memory = imp_io_memory_new();
+    }
+    if (!io->dir || ((flags & IMP_STORE_MEMORY) && !io->memory)) {
         rc = imp_fail(IMP_E_NOMEM, "no memory for I/O");
+        goto out;
+    }
+    if (io->memory) {
+        imp_io_limit_init(&io->limit, 0);
+        *out = io;
+        io = NULL;
         goto out;
     }
     io->dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -246,12 +256,14 @@ void imp_io_free(imp_io *io)
 {
     if (!io) return;
     if (io->dir_fd >= 0) close(io->dir_fd);
+    imp_io_memory_free(io->memory);
     imp_free(io->dir);
     imp_free(io);
 }
 
 const char *imp_io_describe(const imp_io *io)
 {
+    if (io->memory) return "memory";
     bool registered = atomic_load_explicit(&io->buffers, memory_order_relaxed) == IMP_IO_REGISTERED;
     if (io->simulated) return io->direct ? "virtual time, O_DIRECT" : "virtual time, page cache";
     if (io->uring && io->direct) {
@@ -264,6 +276,8 @@ const char *imp_io_describe(const imp_io *io)
 }
 
 uint32_t imp_io_alignment(const imp_io *io) { return io->alignment; }
+
+bool imp_io_in_memory(const imp_io *io) { return io->memory != NULL; }
 
 uint64_t imp_io_bytes_read(const imp_io *io) { return atomic_load_explicit(&io->bytes_read, memory_order_relaxed); }
 
@@ -311,8 +325,13 @@ int imp_io_open(imp_io *io, const char *name, uint32_t file_alignment, imp_io_fi
     f->direct = io->direct && file_alignment >= io->alignment;
 
     imp_io_verdict v = imp_io_verdict_on(IMP_IO_OPEN, name, 0, 0);
-    err = v.err ? v.err : open_parent(io, name, &at, &last);
-    if (err == 0) {
+    if (io->memory) {
+        if (v.err == 0) f->memory = imp_io_memory_open(io->memory, name);
+        err = v.err ? v.err : f->memory ? 0 : ENOENT;
+    } else {
+        err = v.err ? v.err : open_parent(io, name, &at, &last);
+    }
+    if (err == 0 && !f->memory) {
         err = open_regular(at, last, f->direct, &st, &f->fd);
         if (err == EINVAL && f->direct) {
             f->direct = false; /* a mount of another kind below ours */
@@ -324,7 +343,7 @@ int imp_io_open(imp_io *io, const char *name, uint32_t file_alignment, imp_io_fi
                                            : imp_fail_errno(err, "can't open %s/%s", io->dir, name);
         goto out;
     }
-    f->bytes = (uint64_t)st.st_size;
+    f->bytes = f->memory ? f->memory->n_bytes : (uint64_t)st.st_size;
     *out = f;
     f = NULL;
 out:
@@ -337,10 +356,16 @@ void imp_io_close(imp_io_file *f)
 {
     if (!f) return;
     if (f->fd >= 0) close(f->fd);
+    imp_io_memory_close(f->io->memory, f->memory);
     imp_free(f);
 }
 
 uint64_t imp_io_file_bytes(const imp_io_file *f) { return f->bytes; }
+
+const void *imp_io_file_at(const imp_io_file *f, uint64_t offset, size_t n_bytes)
+{
+    return f->memory && offset <= f->bytes && n_bytes <= f->bytes - offset ? f->memory->bytes + offset : NULL;
+}
 
 /* ---- reads at once */
 
@@ -373,9 +398,16 @@ int64_t imp_io_pread_once(imp_io_file *f, uint64_t offset, void *buf, size_t n_b
     if (v.err) return -v.err;
     n_bytes = imp_io_shortened(n_bytes, v.max_bytes, f->direct ? f->io->alignment : 1);
     if (n_bytes == 0) return 0;
-    ssize_t got = pread(f->fd, buf, n_bytes, (off_t)offset);
-    if (got < 0) return -errno;
-    atomic_fetch_add_explicit(&f->io->bytes_read, (uint64_t)got, memory_order_relaxed);
+    ssize_t got;
+    if (f->memory) {
+        size_t there = offset < f->bytes ? (size_t)(f->bytes - offset) : 0;
+        got = (ssize_t)(n_bytes < there ? n_bytes : there);
+        if (got > 0) memcpy(buf, f->memory->bytes + offset, (size_t)got);
+    } else {
+        got = pread(f->fd, buf, n_bytes, (off_t)offset);
+        if (got < 0) return -errno;
+        atomic_fetch_add_explicit(&f->io->bytes_read, (uint64_t)got, memory_order_relaxed);
+    }
     if (v.flip_bit >= 0) imp_io_flip(buf, (size_t)got, v.flip_bit);
     return got;
 }
@@ -436,6 +468,7 @@ struct imp_io_writer {
     imp_io *io;
     int at;           /* the directory that holds the file */
     int fd;           /* -1: not made yet */
+    imp_io_bytes *memory; /* instead of these two, `last` and `tmp` */
     const char *name; /* whole, below the store's directory; in text */
     const char *last; /* its last part, in text */
     char *tmp;        /* the last part with ".tmp" */
@@ -448,6 +481,7 @@ static void writer_free(imp_io_writer *w)
     if (!w) return;
     if (w->fd >= 0) close(w->fd);
     if (w->at >= 0) close(w->at);
+    imp_io_memory_close(w->io->memory, w->memory);
     imp_free(w->tmp);
     imp_free(w);
 }
@@ -463,6 +497,17 @@ int imp_io_writer_new(imp_io *io, const char *name, imp_io_writer **out)
     w->io = io;
     w->at = w->fd = -1;
     w->name = memcpy(w->text, name, name_bytes);
+    if (io->memory) {
+        err = imp_io_verdict_on(IMP_IO_OPEN, w->name, 0, 0).err;
+        if (err == 0 && !(w->memory = imp_io_bytes_new(name))) err = ENOMEM;
+        if (err) {
+            rc = imp_fail_errno(err, "can't make %s/%s", io->dir, name);
+            goto out;
+        }
+        *out = w;
+        w = NULL;
+        goto out;
+    }
     err = open_parent(io, w->name, &w->at, &w->last);
     if (err) {
         rc = imp_fail_errno(err, "can't make %s/%s", io->dir, name);
@@ -513,8 +558,15 @@ static int64_t pwrite_once(imp_io_writer *w, uint64_t offset, const void *buf, s
         imp_io_flip(memcpy(flipped, buf, n_bytes), n_bytes, v.flip_bit);
         buf = flipped;
     }
-    ssize_t put = pwrite(w->fd, buf, n_bytes, (off_t)offset);
-    int err = put < 0 ? errno : 0;
+    ssize_t put = (ssize_t)n_bytes;
+    int err = 0;
+    if (w->memory) {
+        err = imp_io_bytes_write(w->memory, (size_t)offset, buf, n_bytes);
+    } else {
+        put = pwrite(w->fd, buf, n_bytes, (off_t)offset);
+        if (put < 0) err = errno;
+        else atomic_fetch_add_explicit(&w->io->bytes_written, (uint64_t)put, memory_order_relaxed);
+    }
     imp_free(flipped);
     return err ? -err : put;
 }
@@ -533,7 +585,6 @@ int imp_io_write(imp_io_writer *w, uint64_t offset, const void *buf, size_t n_by
         size_t piece = n_bytes - done < IMP_IO_MAX_PIECE ? n_bytes - done : IMP_IO_MAX_PIECE;
         int64_t put = pwrite_once(w, offset + done, (const unsigned char *)buf + done, piece);
         size_t whole = put > 0 ? (done + (size_t)put) & ~(size_t)mask : done;
-        if (put > 0) atomic_fetch_add_explicit(&w->io->bytes_written, (uint64_t)put, memory_order_relaxed);
         if (put < 0 && put != -EINTR && put != -EAGAIN) {
             err = (int)-put;
         } else if (whole == done) {
@@ -559,8 +610,21 @@ static int sync_fd(int fd, bool data_only, const char *name)
     return rc != 0 ? errno : 0;
 }
 
+static int publish_in_memory(imp_io_writer *w)
+{
+    int err = imp_io_verdict_on(IMP_IO_RENAME, w->name, 0, 0).err;
+    int rc = err ? imp_fail_errno(err, "renaming %s/%s", w->io->dir, w->name) : 0;
+    if (!err) {
+        imp_io_memory_publish(w->io->memory, w->memory);
+        w->memory = NULL; /* its name's now */
+    }
+    writer_free(w);
+    return rc;
+}
+
 int imp_io_writer_publish(imp_io_writer *w)
 {
+    if (w->memory) return publish_in_memory(w);
     const char *what = "syncing", *left = w->tmp;
     char parent[sizeof((imp_io_event *)0)->name];
     snprintf(parent, sizeof parent, "%.*s", (int)(w->last - w->name), w->name); /* ends in '/', or is "" */
@@ -586,7 +650,7 @@ int imp_io_writer_publish(imp_io_writer *w)
 void imp_io_writer_abort(imp_io_writer *w)
 {
     if (!w) return;
-    unlinkat(w->at, w->tmp, 0);
+    if (!w->memory) unlinkat(w->at, w->tmp, 0);
     writer_free(w);
 }
 
@@ -598,14 +662,19 @@ int imp_io_unlink(imp_io *io, const char *name)
     int at = -1;
     const char *last;
     int err = imp_io_verdict_on(IMP_IO_UNLINK, name, 0, 0).err;
-    if (err == 0) err = open_parent(io, name, &at, &last);
-    if (err == 0 && unlinkat(at, last, 0) != 0) err = errno;
+    if (err == 0 && io->memory) {
+        err = imp_io_memory_unlink(io->memory, name) ? 0 : ENOENT;
+    } else {
+        if (err == 0) err = open_parent(io, name, &at, &last);
+        if (err == 0 && unlinkat(at, last, 0) != 0) err = errno;
+    }
     if (at >= 0) close(at);
     return err ? imp_fail_errno(err, "can't remove %s/%s", io->dir, name) : 0;
 }
 
 int imp_io_sync_dir(imp_io *io, const char *sub)
 {
+    if (io->memory) return 0;
     char name[sizeof((imp_io_event *)0)->name];
     snprintf(name, sizeof name, "%s/", sub ? sub : "");
     int fd, err = open_sub(io, sub, &fd);
@@ -621,6 +690,7 @@ int imp_io_list(imp_io *io, const char *sub, int (*fn)(const char *name, uint64_
     int fd = -1, rc = 0;
     DIR *dir = NULL;
     int err = imp_io_verdict_on(IMP_IO_LIST, sub ? sub : "", 0, 0).err;
+    if (err == 0 && io->memory) return imp_io_memory_list(io->memory, sub ? sub : "", fn, user);
     if (err == 0) err = open_sub(io, sub, &fd);
     if (err == 0) {
         dir = fdopendir(fd);

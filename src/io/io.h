@@ -5,6 +5,9 @@
  *   imp_io_file   an open file. Thread-safe for reads. An open file is a lease: its bytes stay when it is unlinked.
  *   imp_io_queue  reads in flight and their buffers; one thread at a time, no lock on the way (io_uring: a ring of its
  *                 own; threads: a small pool of its own).
+ *
+ * With IMP_STORE_MEMORY the files are bytes in memory, and nothing touches a disk. All else is the same: names, faults,
+ * an open file as a lease.
  */
 #ifndef IMP_IO_IO_H
 #define IMP_IO_IO_H
@@ -19,14 +22,16 @@ typedef struct imp_io imp_io;
 typedef struct imp_io_file imp_io_file;
 typedef struct imp_io_queue imp_io_queue;
 
-/* Try out in `dir` what is allowed (O_DIRECT and its alignment, io_uring) and settle on a mode.
- * flags: IMP_STORE_NO_DIRECT, IMP_STORE_READONLY. Makes no lasting file. */
+/* Try out in `dir` what is allowed (O_DIRECT and its alignment, io_uring) and settle on a mode. Makes no lasting file.
+ * flags: IMP_STORE_NO_DIRECT, IMP_STORE_READONLY; IMP_STORE_MEMORY: no directory is looked at, `dir` is only a name for
+ * messages, and the rest has no meaning. */
 int imp_io_new(const char *dir, imp_io_mode mode, unsigned flags, uint64_t read_bytes_per_s, imp_io **out);
 void imp_io_free(imp_io *io);
 const char *imp_io_describe(const imp_io *io); /* "io_uring, O_DIRECT, registered buffers"; static storage */
 uint32_t imp_io_alignment(const imp_io *io);   /* 512 or 4096: of offsets, lengths and memory. A file made with a
                                                   smaller one than this is read through the page cache */
-uint64_t imp_io_bytes_read(const imp_io *io);
+bool imp_io_in_memory(const imp_io *io);
+uint64_t imp_io_bytes_read(const imp_io *io); /* what was read and written in memory isn't counted */
 uint64_t imp_io_bytes_written(const imp_io *io);
 
 /* IMP_IO_VIRTUAL: its clock. 0, and nothing, with other modes. */
@@ -38,6 +43,10 @@ void imp_io_virtual_pass(imp_io *io, uint64_t until_ns);
 int imp_io_open(imp_io *io, const char *name, uint32_t file_alignment, imp_io_file **out);
 void imp_io_close(imp_io_file *file);
 uint64_t imp_io_file_bytes(const imp_io_file *file);
+
+/* The file's bytes from `offset` on, as long as it is open, where it is in memory: no read is needed. NULL: it is on
+ * disk, or ends before `offset` + `n_bytes`. */
+const void *imp_io_file_at(const imp_io_file *file, uint64_t offset, size_t n_bytes);
 
 /* One read, now. Offset, length and `buf` aligned. A short read is IMP_E_IO. */
 int imp_io_read(imp_io_file *file, uint64_t offset, void *buf, size_t n_bytes);

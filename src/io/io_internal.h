@@ -6,6 +6,7 @@
  *   queue_uring.c    one way: a ring
  *   queue_threads.c  the other: pread on threads
  *   queue_virtual.c  a third, for simulations: pread at once, done when a clock of its own says
+ *   memory.c         the files of a store without a directory
  *   io_fault.c       the faults of tests
  */
 #ifndef IMP_IO_IO_INTERNAL_H
@@ -15,6 +16,7 @@
 
 #include "io/io.h"
 #include "io/io_fault.h"
+#include "io/memory.h"
 
 /* ---- rate limit */
 
@@ -40,6 +42,7 @@ typedef enum imp_io_buffers { IMP_IO_PLAIN, IMP_IO_REGISTERED } imp_io_buffers;
 struct imp_io {
     int dir_fd;
     char *dir;
+    imp_io_memory *memory; /* instead of a directory; NULL: on disk */
     bool uring, direct, readonly, must_uring, simulated;
     uint32_t alignment;
     imp_io_limit limit;
@@ -52,6 +55,7 @@ struct imp_io {
 struct imp_io_file {
     imp_io *io;
     int fd;
+    imp_io_bytes *memory; /* instead of fd */
     bool direct;
     uint64_t bytes; /* when it was opened */
     char name[];

@@ -114,7 +114,8 @@ int imp_io_queue_new(imp_io *io, unsigned depth, size_t arena_bytes, imp_io_queu
         rc = imp_fail(IMP_E_NOMEM, "no memory for %zu bytes of read buffers", arena_bytes);
         goto out;
     }
-    const imp_io_way *way = io->simulated ? &imp_io_way_virtual : io->uring ? &imp_io_way_uring : &imp_io_way_threads;
+    bool at_once = io->simulated || io->memory;
+    const imp_io_way *way = at_once ? &imp_io_way_virtual : io->uring ? &imp_io_way_uring : &imp_io_way_threads;
     rc = way->open(q);
     if (rc < 0 && io->uring && !io->must_uring) {
         /* io_uring as such is allowed, but not one ring more: too many open files, or too much locked memory. */

@@ -1,7 +1,10 @@
-/* queue_virtual.c: reads whose time is only told. The bytes are read at once, with pread; a read counts as in flight until
- * the directory's clock reaches the time at which the rate limit would have let it go. The clock stands still but for
- * those who wait: for a read here, or in imp_io_virtual_pass(). So the order of all that happens is that of a run against a
- * disk of this rate, and a run takes as long as its copies.
+/* queue_virtual.c: reads whose time is only told. The bytes are read at once, with pread; a read counts as in flight
+ * until the directory's clock reaches the time at which the rate limit would have let it go. The clock stands still but
+ * for those who wait: for a read here, or in imp_io_virtual_pass(). So the order of all that happens is that of a run
+ * against a disk of this rate, and a run takes as long as its copies.
+ *
+ * Without a rate limit the clock stands at 0, and a read is done as soon as it is asked for: so files in memory are
+ * read.
  */
 #include "base/alloc.h"
 #include "base/status.h"
