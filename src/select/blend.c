@@ -6,6 +6,8 @@
 #include "select/half.h"
 #include "select/kernels.h"
 
+#define F16_MAX 65504.0f
+
 /* The score as a number from 0 on. */
 static float usable(float x) { return x > 0.0f && isfinite(x) ? x : 0.0f; }
 
@@ -42,7 +44,8 @@ void imp_history_encode(const float *history, size_t n, void *out)
 {
     unsigned char *p = out;
     for (size_t i = 0; i < n; i++) {
-        uint16_t h = imp_f16_of_f32(usable(history[i]));
+        float x = usable(history[i]);
+        uint16_t h = imp_f16_of_f32(x < F16_MAX ? x : F16_MAX);
         p[2 * i] = (unsigned char)h;
         p[2 * i + 1] = (unsigned char)(h >> 8);
     }

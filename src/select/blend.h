@@ -41,8 +41,8 @@ imp_blend imp_blend_default(void);
  * imp_choose_pages(). */
 void imp_blend_scores(imp_blend blend, const float *scores, const float *history, size_t n, float *out);
 
-/* History as f16 for the disk, [2 * n] bytes, little-endian; and back. A value that isn't a number from 0 on is read
- * as 0: statistics are advice, and damaged ones do no harm. */
+/* History as f16 for the disk, [2 * n] bytes, little-endian; and back. More than f16 holds is the most that it holds. A
+ * value that isn't a number from 0 on is read as 0: statistics are advice, and damaged ones do no harm. */
 void imp_history_encode(const float *history, size_t n, void *out);
 void imp_history_decode(const void *in, size_t n, float *history);
 

@@ -576,6 +576,8 @@ static void test_busy_and_reservations(void **state)
     imp_test_remove_dir(dir);
 }
 
+static void count_line(const char *what, void *user);
+
 static off_t size_of(const char *dir, const char *name)
 {
     struct stat st;
@@ -697,11 +699,11 @@ static void test_refusals(void **state)
     imp_test_remove_dir(other);
 }
 
-static void set_pragma(const char *dir, const char *pragma)
+static void exec_sql(const char *dir, const char *statement)
 {
     sqlite3 *db = NULL;
     assert_int_equal(sqlite3_open(imp_test_path(dir, "catalogue.db"), &db), SQLITE_OK);
-    assert_int_equal(sqlite3_exec(db, pragma, NULL, NULL, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(db, statement, NULL, NULL, NULL), SQLITE_OK);
     assert_int_equal(sqlite3_close(db), SQLITE_OK);
 }
 
@@ -712,11 +714,116 @@ static void test_versions(void **state)
     imp_cat *c = NULL;
     imp_cat_close(open_in(dir));
     snprintf(pragma, sizeof pragma, "PRAGMA user_version=%d", (int)(int32_t)(3 | 0xfffc0000u));
-    set_pragma(dir, pragma);
+    exec_sql(dir, pragma);
     assert_int_equal(imp_cat_open(dir, 0, &c), IMP_E_VERSION);
     assert_int_equal(imp_cat_open(dir, IMP_STORE_READONLY, &c), IMP_E_VERSION);
-    set_pragma(dir, "PRAGMA user_version=3"); /* without its complement it's damage */
+    exec_sql(dir, "PRAGMA user_version=3"); /* without its complement it's damage */
     assert_int_equal(imp_cat_open(dir, 0, &c), IMP_E_CORRUPT);
+    imp_test_remove_dir(dir);
+}
+
+/* A catalogue as the first version made it: read as it is, extended when it is written to. */
+static void test_former_version(void **state)
+{
+    (void)state;
+    char *dir = make_dir(), pragma[64];
+    void *bytes;
+    size_t n;
+    uint64_t segment_bytes, reserved_bytes;
+    imp_cat *c = open_in(dir), *other = NULL;
+    OK(imp_cat_begin(c));
+    put_one_segment(c, 3, 55);
+    OK(imp_cat_put_use(c, 4, 5, 6));
+    OK(imp_cat_commit(c));
+    imp_cat_close(c);
+    exec_sql(dir, "DROP TABLE history");
+    snprintf(pragma, sizeof pragma, "PRAGMA user_version=%d", (int)(int32_t)(1 | 0xfffe0000u));
+    exec_sql(dir, pragma);
+
+    OK(imp_cat_open(dir, IMP_STORE_READONLY, &c));
+    OK(imp_cat_totals(c, &segment_bytes, &reserved_bytes));
+    assert_int_equal(imp_cat_get_history(c, segment_id(3), &bytes, &n), IMP_E_NOTFOUND);
+    OK(imp_cat_check(c, check_clean_line, NULL));
+    OK(imp_cat_open(dir, 0, &other)); /* extends it, under the reader's eyes */
+    OK(imp_cat_begin(other));
+    OK(imp_cat_put_history(other, segment_id(3), "abc", 3));
+    OK(imp_cat_commit(other));
+    uint64_t after;
+    OK(imp_cat_totals(c, &after, &reserved_bytes));
+    assert_int_equal(after, segment_bytes);
+    assert_int_equal(imp_cat_get_history(c, segment_id(3), &bytes, &n), IMP_E_NOTFOUND);
+    imp_cat_close(c);
+    OK(imp_cat_check(other, check_clean_line, NULL));
+    imp_cat_close(other);
+    OK(imp_cat_open(dir, IMP_STORE_READONLY, &c));
+    OK(imp_cat_get_history(c, segment_id(3), &bytes, &n));
+    assert_int_equal(n, 3);
+    imp_free(bytes);
+    imp_cat_close(c);
+
+    /* one table more than that version had, or one fewer: damage */
+    snprintf(pragma, sizeof pragma, "PRAGMA user_version=%d", (int)(int32_t)(1 | 0xfffe0000u));
+    exec_sql(dir, pragma);
+    assert_int_equal(imp_cat_open(dir, 0, &c), IMP_E_CORRUPT);
+    exec_sql(dir, "DROP TABLE history; DROP TABLE use");
+    assert_int_equal(imp_cat_open(dir, 0, &c), IMP_E_CORRUPT);
+    imp_test_remove_dir(dir);
+}
+
+static void test_histories(void **state)
+{
+    (void)state;
+    char *dir = make_dir();
+    unsigned char long_one[5000];
+    void *bytes;
+    size_t n;
+    imp_cat *c = open_in(dir);
+    imp_test_fill(long_one, sizeof long_one, 7, 0);
+    assert_int_equal(imp_cat_put_history(c, segment_id(1), "x", 1), IMP_E_ARG); /* no change */
+    assert_int_equal(imp_cat_get_history(c, segment_id(1), &bytes, &n), IMP_E_NOTFOUND);
+    OK(imp_cat_begin(c));
+    put_one_segment(c, 1, 10);
+    put_one_segment(c, 2, 10);
+    OK(imp_cat_put_history(c, segment_id(1), "older", 5));
+    OK(imp_cat_put_history(c, segment_id(1), long_one, sizeof long_one));
+    OK(imp_cat_put_history(c, segment_id(2), "two", 3));
+    OK(imp_cat_put_history(c, segment_id(3), "no such segment", 15));
+    assert_int_equal(imp_cat_put_history(c, segment_id(2), long_one, IMP_CAT_HISTORY_BYTES_MAX + 1), IMP_E_ARG);
+    OK(imp_cat_remove_history(c, segment_id(9)));
+    OK(imp_cat_commit(c));
+    imp_cat_close(c);
+    c = open_in(dir);
+    OK(imp_cat_get_history(c, segment_id(1), &bytes, &n));
+    assert_int_equal(n, sizeof long_one);
+    assert_memory_equal(bytes, long_one, n);
+    imp_free(bytes);
+    assert_int_equal(imp_cat_get_history(c, segment_id(3), &bytes, &n), IMP_E_NOTFOUND);
+    assert_null(bytes);
+
+    /* gone with its segment, or alone */
+    OK(imp_cat_begin(c));
+    OK(imp_cat_remove_segment(c, segment_id(1)));
+    OK(imp_cat_remove_history(c, segment_id(2)));
+    assert_int_equal(imp_cat_get_history(c, segment_id(1), &bytes, &n), IMP_E_NOTFOUND); /* inside it too */
+    OK(imp_cat_commit(c));
+    assert_int_equal(imp_cat_get_history(c, segment_id(2), &bytes, &n), IMP_E_NOTFOUND);
+    OK(imp_cat_begin(c));
+    OK(imp_cat_put_history(c, segment_id(2), "two", 3));
+    OK(imp_cat_commit(c));
+    imp_cat_close(c);
+
+    /* other bytes than were put, or under another id: nothing, and a check tells */
+    exec_sql(dir, "UPDATE history SET bytes = x'747770'");
+    c = open_in(dir);
+    assert_int_equal(imp_cat_get_history(c, segment_id(2), &bytes, &n), IMP_E_NOTFOUND);
+    unsigned n_lines = 0;
+    OK(imp_cat_check(c, count_line, &n_lines));
+    assert_int_equal(n_lines, 1);
+    imp_cat_close(c);
+    exec_sql(dir, "UPDATE history SET bytes = x'74776f', segment = 77");
+    c = open_in(dir);
+    assert_int_equal(imp_cat_get_history(c, 77, &bytes, &n), IMP_E_NOTFOUND);
+    imp_cat_close(c);
     imp_test_remove_dir(dir);
 }
 
@@ -986,7 +1093,7 @@ static void test_forged_rows(void **state)
         OK(imp_cat_delete(dir));
         fill(dir, &truth, &r);
         if (!truth.nodes[20].there) continue; /* removed by chance */
-        set_pragma(dir, changes[i]);
+        exec_sql(dir, changes[i]);
         memset(&v, 0, sizeof v);
         int rc = imp_cat_open(dir, 0, &v.cat);
         if (rc == 0) rc = refresh(&v);
@@ -1032,7 +1139,7 @@ static void test_check(void **state)
     imp_cat_close(c);
 
     lines[0] = '\0';
-    set_pragma(dir, "UPDATE node SET depth = 9 WHERE id = 2; UPDATE log SET removed = 1; "
+    exec_sql(dir, "UPDATE node SET depth = 9 WHERE id = 2; UPDATE log SET removed = 1; "
                     "INSERT INTO use VALUES(1, 2, 3, 4)");
     c = open_in(dir);
     OK(imp_cat_check(c, keep_line, lines));
@@ -1156,6 +1263,7 @@ int main(void)
         cmocka_unit_test(test_checkpoint),   cmocka_unit_test(test_modes),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_versions),     cmocka_unit_test(test_readonly),
+        cmocka_unit_test(test_histories),    cmocka_unit_test(test_former_version),
         cmocka_unit_test(test_replaced),     cmocka_unit_test(test_damage),
         cmocka_unit_test(test_damaged_wal),  cmocka_unit_test(test_forged_rows),
         cmocka_unit_test(test_check),        cmocka_unit_test(test_killed),
