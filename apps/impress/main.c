@@ -14,7 +14,9 @@ static const struct {
     int (*run)(int argc, char **argv);
 } commands[] = {
     {&run_command, "answer a question on a long prefix, and keep the prefix", cmd_run},
+    {&serve_command, "serve a model with OpenAI's API, prefixes from the store", cmd_serve},
     {&eval_command, "accuracy of the systems on multiple-choice questions", cmd_eval},
+    {&systems_command, "list the systems and what each is made of", cmd_systems},
     {&ls_command, "list what a store holds", cmd_ls},
     {&stat_command, "sizes and counts of a store", cmd_stat},
     {&verify_command, "check every byte of a store", cmd_verify},
