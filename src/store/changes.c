@@ -159,7 +159,11 @@ int imp_change_begin(imp_store *s)
         bool begun = rc == 0;
         pthread_mutex_lock(&s->lock);
         if (begun) rc = imp_forest_refresh(s);
-        if (begun && rc == 0) return 0;
+        if (begun && rc == 0) {
+            s->reserved_before = s->reserved;
+            s->reorder_reserved_before = s->reorder_reserved;
+            return 0;
+        }
         if (begun) imp_cat_rollback(s->cat);
         if (s->cat) {
             imp_catalogue_failed(s, rc);
@@ -204,6 +208,8 @@ int imp_change_end(imp_store *s, int rc)
     } else {
         s->reload = true; /* the forest has edits that the catalogue hasn't */
         s->n_doomed = 0;
+        s->reserved = s->reserved_before;
+        s->reorder_reserved = s->reorder_reserved_before;
         imp_catalogue_failed(s, rc == IMP_E_STALE && !edited ? IMP_E_BUSY : rc);
     }
     pthread_mutex_unlock(&s->lock);

@@ -324,7 +324,7 @@ int imp_rebuild(imp_store *s)
     imp_forest_free(&s->forest);
     s->epoch++;
     s->reload = true;
-    s->reserved = 0;
+    s->reserved = s->reorder_reserved = 0;
     rc = imp_cat_open(folder, 0, &s->cat);
     if (rc == 0) rc = fill(&r);
     imp_cat_close(s->cat);

@@ -195,6 +195,8 @@ struct imp_store {
     int64_t uses_read_s;      /* when other processes' uses were last read */
     atomic_bool changing;     /* a change is under way; relaxed: only a hint, see imp_store_match() */
     uint64_t reserved;        /* the segment this instance has a reservation for; 0: none */
+    uint64_t reorder_reserved; /* the same for a reorder */
+    uint64_t reserved_before, reorder_reserved_before; /* the change under way, should it be rolled back */
     bool alone;               /* at open: `lock` is held alone, and whoever opens takes it down to shared */
 
     pthread_mutex_t lock;
@@ -219,7 +221,6 @@ struct imp_store {
     imp_job *first_job, *last_job;
     uint64_t n_queued, n_done;
     bool reordering;          /* one at a time in a process; `done` tells when it is over */
-    uint64_t reorder_reserved; /* under cat_lock: the segment a reorder has a reservation for; 0: none */
     uint64_t reorder_next_ns; /* the next look of the background */
     uint64_t spared[IMP_SPARED_MAX]; /* segments that couldn't be written anew: not tried again in the background */
     size_t next_spared;

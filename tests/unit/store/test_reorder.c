@@ -1,6 +1,7 @@
 /* Reordering: whatever happens meanwhile, a token gets the same bytes as before. */
 #include <dirent.h>
 #include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -163,6 +164,15 @@ static void assert_same(const dump *a, const dump *b)
     assert_int_equal(a->n_tokens, b->n_tokens);
     assert_int_equal(a->n, b->n);
     assert_memory_equal(a->bytes, b->bytes, a->n);
+}
+
+static uint64_t reserved_bytes(imp_store *s)
+{
+    uint64_t segment_bytes, reserved;
+    pthread_mutex_lock(&s->cat_lock);
+    assert_int_equal(imp_cat_totals(s->cat, &segment_bytes, &reserved), 0);
+    pthread_mutex_unlock(&s->cat_lock);
+    return reserved;
 }
 
 /* ---- segments of every kind, made by hand */
@@ -754,6 +764,59 @@ static void two_processes(void **state)
     imp_world_close(&w);
 }
 
+/* One loses: its file goes, and what it had reserved. */
+static void *reorder_once(void *user)
+{
+    imp_world *w = user;
+    return imp_store_reorder(w->store, NULL) == 0 ? NULL : w;
+}
+
+static void lost_race(void **state)
+{
+    imp_world w[2];
+    imp_store_opts opts;
+    imp_stats st;
+    imp_rng rng;
+    pthread_t thread;
+    void *failed;
+    int32_t tokens[60];
+    uint64_t n_lost = 0;
+    imp_rng_seed(&rng, imp_test_seed());
+    for (int i = 0; i < 60; i++) tokens[i] = i;
+    imp_world_opts(&opts);
+    opts.order = IMP_ORDER_CORE;
+    for (int i = 0; i < 2; i++) assert_int_equal(imp_world_open(&w[i], *state, &opts, NULL), 0);
+    assert_int_equal(imp_world_commit(&w[0], tokens, 60, 0, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w[0].store), 0);
+    for (int round = 0; round < 10; round++) {
+        uint64_t before = 0, after = 0;
+        for (int i = 0; i < 2; i++) {
+            add_history(w[i].store, w[i].space->id, tokens, 60, &rng);
+            assert_int_equal(imp_store_stats(w[i].store, &st), 0);
+            before += st.reorders;
+        }
+        imp_io_fault f = {.kind = IMP_IO_RENAME, .nth = 1, .action = IMP_IO_DELAY, .value = 50000000};
+        imp_io_fault_add(&f);
+        assert_int_equal(pthread_create(&thread, NULL, reorder_once, &w[0]), 0);
+        usleep(10000);
+        assert_int_equal(imp_store_reorder(w[1].store, NULL), 0);
+        pthread_join(thread, &failed);
+        imp_io_fault_clear();
+        assert_null(failed);
+        for (int i = 0; i < 2; i++) {
+            assert_int_equal(imp_world_check(&w[i], tokens, 60, true), 60);
+            assert_int_equal(imp_store_stats(w[i].store, &st), 0);
+            after += st.reorders;
+        }
+        n_lost += after - before < 2;
+        assert_int_equal(n_files(*state, "segments"), 1);
+        assert_int_equal(reserved_bytes(w[0].store), 0);
+    }
+    assert_true(n_lost > 0);
+    assert_int_equal(imp_world_verify(&w[0], false, true), 0);
+    for (int i = 0; i < 2; i++) imp_world_close(&w[i]);
+}
+
 /* ---- what fails */
 
 enum { FAULT_TOKENS = 150 };
@@ -777,6 +840,7 @@ static void make_for_faults(imp_world *w, const char *dir, int32_t *tokens)
 static void still_there(imp_world *w, const char *dir, const int32_t *tokens, const char *what, uint64_t nth)
 {
     imp_stats st;
+    assert_int_equal(reserved_bytes(w->store), 0);
     for (int again = 0; again < 2; again++) {
         int64_t n = imp_world_check(w, tokens, FAULT_TOKENS, true);
         if (n != FAULT_TOKENS) fail_msg("%s %llu: %lld tokens", what, (unsigned long long)nth, (long long)n);
@@ -931,7 +995,7 @@ int main(void)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
         TEST(every_kind_of_segment), TEST(by_importance),   TEST(evicted_rows),         TEST(background),
-        TEST(no_room),               TEST(against_a_twin),  TEST(two_processes),        TEST(every_io_error),
+        TEST(no_room),               TEST(against_a_twin),  TEST(two_processes),        TEST(lost_race),           TEST(every_io_error),
         TEST(every_allocation),      TEST(bad_chunk_on_the_way), TEST(one_byte),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
