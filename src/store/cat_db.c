@@ -455,6 +455,13 @@ static int open_writable(cat_db *d, const char *path, bool *made)
     return rc;
 }
 
+/* SQLite keeps its journal in memory too, and temp_store says the same of what is sorted. */
+static int open_memory(cat_db *d, bool *made)
+{
+    int rc = connect_to(d, ":memory:", SQLITE_OPEN_READWRITE | SQLITE_OPEN_MEMORY);
+    return rc < 0 ? rc : create_tables(d, made);
+}
+
 int cat_db_open(const char *path, const cat_schema *schema, unsigned flags, cat_db **out, bool *made)
 {
     *out = NULL;
@@ -466,8 +473,12 @@ int cat_db_open(const char *path, const cat_schema *schema, unsigned flags, cat_
     if (rc < 0) goto out;
     d->schema = schema;
 
-    rc = prepare_file(path, readonly);
-    if (rc == 0) rc = readonly ? open_readonly(d, path) : open_writable(d, path, made);
+    if (flags & CAT_DB_MEMORY) {
+        rc = open_memory(d, made);
+    } else {
+        rc = prepare_file(path, readonly);
+        if (rc == 0) rc = readonly ? open_readonly(d, path) : open_writable(d, path, made);
+    }
     if (rc == 0) rc = check_schema(d);
     if (rc < 0) goto out;
     *out = d;

@@ -21,7 +21,7 @@ typedef struct cat_schema {
     size_t n_sql;
 } cat_schema;
 
-enum { CAT_DB_READONLY = 1 };
+enum { CAT_DB_READONLY = 1, CAT_DB_MEMORY = 2 /* no file at all: `path` isn't looked at */ };
 
 /* Open `path`, made if missing (not with CAT_DB_READONLY). `*made`: it has no rows yet and a write transaction is open,
  * in which the caller adds what belongs into a new database, and which it ends. */

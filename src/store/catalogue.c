@@ -256,29 +256,28 @@ static int sync_dir(const char *dir)
     return rc;
 }
 
+/* `*real`: the directory, its links resolved; NULL for a catalogue in memory. */
+static int open_db(imp_cat *c, const char *dir, unsigned flags, char **real, bool *made)
+{
+    *real = NULL;
+    if (flags & IMP_STORE_MEMORY) return cat_db_open(NULL, &schema, CAT_DB_MEMORY, &c->db, made);
+    /* Only the catalogue itself may be no symbolic link; SQLite would refuse one anywhere in the path. */
+    *real = realpath(dir, NULL);
+    if (!*real) return imp_fail_errno(errno, "%s", dir);
+    char *path = path_in(*real, "catalogue.db");
+    if (!path) return no_memory();
+    int rc = cat_db_open(path, &schema, flags & IMP_STORE_READONLY ? CAT_DB_READONLY : 0, &c->db, made);
+    imp_free(path);
+    return rc;
+}
+
 int imp_cat_open(const char *dir, unsigned flags, imp_cat **out)
 {
     *out = NULL;
-    char *real = NULL, *path = NULL;
+    char *real = NULL;
     bool made = false;
-    int rc = 0;
     imp_cat *c = imp_calloc(1, sizeof *c);
-    if (!c) {
-        rc = no_memory();
-        goto out;
-    }
-    /* Only the catalogue itself may be no symbolic link; SQLite would refuse one anywhere in the path. */
-    real = realpath(dir, NULL);
-    if (!real) {
-        rc = imp_fail_errno(errno, "%s", dir);
-        goto out;
-    }
-    path = path_in(real, "catalogue.db");
-    if (!path) {
-        rc = no_memory();
-        goto out;
-    }
-    rc = cat_db_open(path, &schema, flags & IMP_STORE_READONLY ? CAT_DB_READONLY : 0, &c->db, &made);
+    int rc = c ? open_db(c, dir, flags, &real, &made) : no_memory();
     if (rc < 0) goto out;
     if (made) {
         /* A start of its own, so that a generation remembered from an earlier catalogue is out of this one's range. */
@@ -289,7 +288,7 @@ int imp_cat_open(const char *dir, unsigned flags, imp_cat **out)
         c->now.next_node = 1;
         rc = store_meta(c);
         if (rc == 0) rc = cat_db_commit(c->db);
-        if (rc == 0) rc = sync_dir(real);
+        if (rc == 0 && real) rc = sync_dir(real);
         if (rc < 0) goto out;
     } else {
         rc = load_meta(c);
@@ -299,7 +298,6 @@ int imp_cat_open(const char *dir, unsigned flags, imp_cat **out)
     *out = c;
     c = NULL;
 out:
-    imp_free(path);
     free(real); /* realpath's own allocation */
     imp_cat_close(c);
     return rc;

@@ -51,7 +51,8 @@ typedef struct imp_cat_reservation {
 } imp_cat_reservation;
 
 /* "catalogue.db" in `dir`, made if missing (unless IMP_STORE_READONLY: IMP_E_NOTFOUND). IMP_E_CORRUPT: rebuild it.
- * IMP_E_VERSION: a newer format; leave it alone. IMP_E_PERM: a symbolic link, or not this user's to write. */
+ * IMP_E_VERSION: a newer format; leave it alone. IMP_E_PERM: a symbolic link, or not this user's to write.
+ * IMP_STORE_MEMORY: a new one in memory, whatever `dir` is. */
 int imp_cat_open(const char *dir, unsigned flags, imp_cat **out);
 void imp_cat_close(imp_cat *c);
 
