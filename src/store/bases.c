@@ -425,30 +425,15 @@ static int encode(entry *e, unsigned char **out, size_t *n_out)
     return 0;
 }
 
-static int make_folder(imp_store *s)
-{
-    struct stat st;
-    if (look(s, "bases", &st)) {
-        return S_ISDIR(st.st_mode) ? 0 : imp_fail(IMP_E_IO, "%s/bases is not a directory of its own", s->dir);
-    }
-    if (mkdirat(s->dir_fd, "bases", 0700) != 0 && errno != EEXIST) {
-        return imp_fail_errno(errno, "can't make %s/bases", s->dir);
-    }
-    if (fchmodat(s->dir_fd, "bases", 0700, 0) != 0) return imp_fail_errno(errno, "can't set the mode of %s/bases", s->dir);
-    return imp_io_sync_dir(s->io, NULL);
-}
-
 static int write_file(imp_store *s, const char *name, const unsigned char *b, size_t n_bytes)
 {
     char tmp[FILE_NAME_BYTES + 4];
     imp_io_writer *w = NULL;
     struct stat st;
-    int rc = make_folder(s);
-    if (rc < 0) return rc;
     /* A killed writer's: who holds the catalogue's lock is the only one to write here. */
     snprintf(tmp, sizeof tmp, "%s.tmp", name);
     if (look(s, tmp, &st)) (void)imp_io_unlink(s->io, tmp);
-    rc = imp_io_writer_new(s->io, name, &w);
+    int rc = imp_io_writer_new(s->io, name, &w);
     if (rc < 0) return rc;
     rc = imp_io_write(w, 0, b, n_bytes);
     if (rc == 0) return imp_io_writer_publish(w);
@@ -609,6 +594,7 @@ const imp_bases *imp_bases_for(imp_store *s, const imp_job *job)
     pthread_mutex_unlock(&t->lock);
     if (refused) return NULL;
     file_name(job->space, name);
+    if (known && imp_io_in_memory(s->io)) return &known->bases; /* nobody else can get at it */
     if (known && look(s, name, &st) && st.st_ino == known->inode && st.st_mtim.tv_sec == known->written.tv_sec &&
         st.st_mtim.tv_nsec == known->written.tv_nsec) {
         return &known->bases;
@@ -616,7 +602,9 @@ const imp_bases *imp_bases_for(imp_store *s, const imp_job *job)
     imp_kept_line kept;
     imp_error_keep(&kept);
     int rc = have(s, job, known, &out);
-    if (rc < 0 && rc != IMP_E_NOTFOUND) imp_log(IMP_LOG_WARN, "%s: stored without sketches: %s", s->dir, imp_last_error());
+    if (rc < 0 && rc != IMP_E_NOTFOUND) {
+        imp_log(IMP_LOG_WARN, "%s: stored without sketches: %s", s->dir, imp_last_error());
+    }
     (void)imp_error_back(&kept, 0);
     return rc == 0 ? out : NULL;
 }
@@ -632,9 +620,13 @@ static int sum_bytes(const char *name, uint64_t disk_bytes, void *user)
 
 uint64_t imp_bases_bytes(const imp_store *s)
 {
+    uint64_t n = 0;
     struct stat st;
-    if (!look(s, "bases", &st)) return 0;
-    uint64_t n = (uint64_t)st.st_blocks * 512;
+    if (look(s, "bases", &st)) {
+        n = (uint64_t)st.st_blocks * 512;
+    } else if (!imp_io_in_memory(s->io)) {
+        return 0;
+    }
     (void)imp_io_list(s->io, "bases", sum_bytes, &n);
     return n;
 }
@@ -673,7 +665,7 @@ static int list(imp_store *s, files *f)
 {
     struct stat st;
     *f = (files){0};
-    return look(s, "bases", &st) ? imp_io_list(s->io, "bases", add_file, f) : 0;
+    return imp_io_in_memory(s->io) || look(s, "bases", &st) ? imp_io_list(s->io, "bases", add_file, f) : 0;
 }
 
 static bool has_segments(const imp_store *s, imp_hash128 space)

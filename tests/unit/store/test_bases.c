@@ -1,0 +1,354 @@
+/* The sketches' bases: learned once, kept in a file, found again, and learned anew when it is lost; no store loses KV by
+ * any of it. */
+#include <dirent.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/alloc.h"
+#include "base/rng.h"
+#include "store/store_internal.h"
+#include "support/store_world.h"
+#include "support/support.h"
+
+enum { N_TOKENS = 200 };
+
+static int32_t tokens[N_TOKENS];
+static char name[64]; /* of the world's basis */
+
+static void quiet(imp_log_level level, const char *line, void *user) { (void)level, (void)line, (void)user; }
+
+static int set_up(void **state)
+{
+    for (int i = 0; i < N_TOKENS; i++) tokens[i] = 7 * i;
+    imp_log_set(quiet, NULL, IMP_LOG_ERROR);
+    *state = imp_test_make_dir("/dev/shm");
+    if (!*state) *state = imp_test_make_dir(NULL);
+    return *state ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+    imp_test_remove_dir(*state);
+    return 0;
+}
+
+static imp_world open_world(const char *dir)
+{
+    imp_world w;
+    imp_store_opts opts;
+    char hex[33];
+    imp_world_rich_opts(&opts);
+    opts.flags = IMP_STORE_NO_DIRECT; /* what others write to the files is seen */
+    assert_int_equal(imp_world_open(&w, dir, &opts, NULL), 0);
+    imp_space_id(w.space, hex);
+    snprintf(name, sizeof name, "bases/%s.basis", hex);
+    return w;
+}
+
+static void commit(imp_world *w, size_t from, size_t n)
+{
+    assert_int_equal(imp_world_commit(w, tokens, n, from, IMP_COMMIT_DERIVED, NULL), 0);
+    assert_int_equal(imp_store_flush(w->store), 0);
+    assert_int_equal(imp_world_check(w, tokens, n, false), n);
+}
+
+typedef struct found {
+    uint64_t basis[8]; /* of each span; 0: it has no sketches */
+    bool usable[8];
+    size_t n;
+} found;
+
+static found look(imp_world *w, size_t n)
+{
+    found f = {0};
+    imp_path path;
+    uint64_t header_bytes;
+    assert_int_equal(imp_store_match(w->store, w->space->id, tokens, n, false, &path, &header_bytes), 0);
+    assert_int_equal(path.n_tokens, n);
+    assert_in_range(path.n_spans, 1, 8);
+    for (f.n = 0; f.n < path.n_spans; f.n++) {
+        f.basis[f.n] = imp_seg_layout_meta(path.spans[f.n].seg->layout)->basis;
+        f.usable[f.n] = path.spans[f.n].seg->bases != NULL;
+    }
+    imp_store_unpin(w->store, &path);
+    return f;
+}
+
+static imp_stats stats_of(imp_world *w)
+{
+    imp_stats st;
+    assert_int_equal(imp_store_stats(w->store, &st), 0);
+    return st;
+}
+
+static void learned_once(void **state)
+{
+    const char *dir = *state;
+    imp_world w = open_world(dir);
+    struct stat st;
+    uint64_t n_read = 0;
+    commit(&w, 0, 64);
+    found f = look(&w, 64);
+    assert_true(f.basis[0] != 0 && f.usable[0]);
+    assert_int_equal(stat(imp_test_path(dir, name), &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    assert_int_equal(st.st_size % 4096, 0);
+    assert_int_equal(stat(imp_test_path(dir, "bases"), &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0700);
+    assert_true(imp_bases_bytes(w.store) > 0);
+    assert_int_equal(stats_of(&w).disk_bytes, imp_world_du(dir));
+    const imp_bases *b = imp_bases_get(w.store, w.space->id, f.basis[0], &n_read);
+    assert_non_null(b);
+    assert_int_equal(n_read, 0); /* it was just learned */
+    assert_int_equal(b->n_layers, WORLD_LAYERS);
+    commit(&w, 64, 130);
+    assert_true(look(&w, 130).basis[1] == f.basis[0]);
+    imp_world_close(&w);
+
+    /* another life, another process's space of the same name, another space */
+    w = open_world(dir);
+    found g = look(&w, 130);
+    assert_true(g.usable[0] && g.usable[1] && g.basis[0] == f.basis[0]);
+    assert_ptr_equal(imp_bases_get(w.store, w.space->id, f.basis[0], &n_read),
+                     imp_bases_get(w.store, w.space->id, f.basis[0], &n_read));
+    commit(&w, 130, 200);
+    assert_true(look(&w, 200).basis[2] == f.basis[0]);
+    assert_null(imp_bases_get(w.store, w.space->id, f.basis[0] + 1, &n_read));
+    assert_null(imp_bases_get(w.store, w.space->id, 0, &n_read));
+    assert_int_equal(stats_of(&w).corrupt_chunks, 0);
+    imp_world tenant;
+    assert_int_equal(imp_world_open(&tenant, dir, imp_store_options(w.store), "tenant"), 0);
+    assert_int_equal(imp_world_commit(&tenant, tokens, 100, 0, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(tenant.store), 0);
+    assert_int_equal(imp_world_verify(&tenant, false, true), 0);
+    imp_world_close(&tenant);
+    imp_world_close(&w);
+    unsigned n_files = 0;
+    DIR *d = opendir(imp_test_path(dir, "bases"));
+    for (struct dirent *e; (e = readdir(d)) != NULL;) n_files += e->d_name[0] != '.';
+    closedir(d);
+    assert_int_equal(n_files, 2);
+}
+
+static void change_file(const char *path, int how, imp_rng *rng)
+{
+    struct stat st;
+    unsigned char byte;
+    assert_int_equal(stat(path, &st), 0);
+    if (how == 0) assert_int_equal(unlink(path), 0);
+    if (how == 1) assert_int_equal(truncate(path, st.st_size - 4096), 0);
+    if (how == 2) assert_int_equal(truncate(path, 0), 0);
+    if (how == 3) assert_int_equal(truncate(path, st.st_size + 4096), 0);
+    if (how == 4) assert_int_equal(truncate(path, 100), 0);
+    if (how == 5) {
+        assert_int_equal(unlink(path), 0);
+        assert_int_equal(symlink("/etc/passwd", path), 0);
+    }
+    if (how < 6) return;
+    off_t at = (off_t)imp_rng_below(rng, how % 2 ? 80 : (uint64_t)st.st_size); /* the header as often as the rest */
+    int fd = open(path, O_RDWR);
+    assert_int_equal(pread(fd, &byte, 1, at), 1);
+    byte ^= (unsigned char)(1 + imp_rng_below(rng, 255));
+    assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+    close(fd);
+}
+
+/* Lost or damaged while nobody has it open: old sketches are of no use, new ones are made, KV isn't touched. */
+static void lost_and_learned_anew(void **state)
+{
+    imp_rng rng;
+    imp_rng_seed(&rng, imp_test_seed());
+    for (int how = 0; how < 20; how++) {
+        const char *dir = *state;
+        imp_world w = open_world(dir);
+        commit(&w, 0, 64);
+        uint64_t id = look(&w, 64).basis[0];
+        imp_world_close(&w);
+        change_file(imp_test_path(dir, name), how, &rng);
+
+        w = open_world(dir);
+        found f = look(&w, 64);
+        assert_true(f.basis[0] == id && !f.usable[0]);
+        imp_stats st = stats_of(&w);
+        assert_int_equal(st.corrupt_chunks + st.io_errors, 1);
+        (void)look(&w, 64);
+        st = stats_of(&w);
+        assert_int_equal(st.corrupt_chunks + st.io_errors, 1); /* said once */
+        assert_int_equal(imp_world_check(&w, tokens, 64, false), 64);
+        if (how != 5) {
+            commit(&w, 64, 150);
+            f = look(&w, 150);
+            assert_false(f.usable[0]);
+            assert_true(f.usable[1] && f.basis[1] != 0);
+            assert_int_equal(imp_world_verify(&w, false, true), 0);
+        } else {
+            commit(&w, 64, 150); /* a link is left alone */
+            assert_int_equal(look(&w, 150).basis[1], 0);
+        }
+        assert_int_equal(imp_store_remove(w.store, 0), 0);
+        imp_world_close(&w);
+        (void)unlink(imp_test_path(dir, name));
+    }
+}
+
+/* Lost while a store has it in memory: written again as it was. */
+static void lost_while_open(void **state)
+{
+    const char *dir = *state;
+    imp_world w = open_world(dir);
+    commit(&w, 0, 64);
+    uint64_t id = look(&w, 64).basis[0];
+    for (int how = 0; how < 3; how++) {
+        imp_rng rng;
+        imp_rng_seed(&rng, 1);
+        change_file(imp_test_path(dir, name), how, &rng);
+        commit(&w, 64 + 40 * (size_t)how, 64 + 40 * (size_t)how + 40);
+        found f = look(&w, 64 + 40 * (size_t)how + 40);
+        for (size_t i = 0; i < f.n; i++) assert_true(f.basis[i] == id && f.usable[i]);
+    }
+    imp_world_close(&w);
+    w = open_world(dir);
+    found f = look(&w, 184);
+    for (size_t i = 0; i < f.n; i++) assert_true(f.basis[i] == id && f.usable[i]);
+    imp_world_close(&w);
+}
+
+/* What is refused isn't learned: no KV is lost by it. */
+static void no_room(void **state)
+{
+    imp_world w;
+    imp_store_opts opts;
+    imp_world_rich_opts(&opts);
+    opts.limit_bytes = 1 << 20; /* a sixteenth of it is a smaller one than this */
+    assert_int_equal(imp_world_open(&w, *state, &opts, NULL), 0);
+    assert_int_equal(rmdir(imp_test_path(*state, "bases")), 0);
+    const int fd = open(imp_test_path(*state, "bases"), O_CREAT | O_WRONLY, 0600); /* nothing can be written there */
+    assert_true(fd >= 0);
+    close(fd);
+    commit(&w, 0, 100);
+    assert_int_equal(look(&w, 100).basis[0], 0);
+    assert_int_equal(unlink(imp_test_path(*state, "bases")), 0);
+    assert_int_equal(mkdir(imp_test_path(*state, "bases"), 0700), 0);
+    commit(&w, 100, 170);
+    assert_true(look(&w, 170).basis[2] != 0);
+    assert_true(imp_world_du(*state) <= opts.limit_bytes);
+    imp_world_close(&w);
+}
+
+static void swept(void **state)
+{
+    const char *dir = *state;
+    imp_world w = open_world(dir);
+    uint64_t n_files = 0, n_bytes = 0;
+    char tmp[80];
+    snprintf(tmp, sizeof tmp, "%s.tmp", name);
+    commit(&w, 0, 64);
+    assert_int_equal(imp_store_remove(w.store, 0), 0);
+    imp_gc_report gc;
+    assert_int_equal(imp_store_gc(w.store, &gc), 0);
+    assert_int_equal(access(imp_test_path(dir, name), F_OK), 0); /* too young */
+    int fd = open(imp_test_path(dir, tmp), O_CREAT | O_WRONLY, 0600); /* a killed writer's */
+    close(fd);
+    fd = open(imp_test_path(dir, "bases/note.txt"), O_CREAT | O_WRONLY, 0600);
+    close(fd);
+    assert_int_equal(imp_change_begin(w.store), 0);
+    imp_bases_sweep(w.store, &n_files, &n_bytes);
+    assert_int_equal(imp_change_end(w.store, 0), 0);
+    assert_int_equal(n_files, 1);
+    assert_int_equal(access(imp_test_path(dir, tmp), F_OK), -1);
+    const struct timespec old[2] = {{1000, 0}, {1000, 0}};
+    assert_int_equal(utimensat(AT_FDCWD, imp_test_path(dir, name), old, 0), 0);
+    commit(&w, 0, 64); /* in use, however old */
+    assert_int_equal(utimensat(AT_FDCWD, imp_test_path(dir, name), old, 0), 0);
+    assert_int_equal(imp_store_gc(w.store, &gc), 0);
+    assert_int_equal(access(imp_test_path(dir, name), F_OK), 0);
+    assert_int_equal(imp_store_remove(w.store, 0), 0);
+    assert_int_equal(imp_store_gc(w.store, &gc), 0);
+    assert_int_equal(access(imp_test_path(dir, name), F_OK), -1);
+    assert_int_equal(access(imp_test_path(dir, "bases/note.txt"), F_OK), 0); /* not ours */
+    commit(&w, 0, 64); /* written again, from memory */
+    assert_true(look(&w, 64).usable[0]);
+    assert_int_equal(access(imp_test_path(dir, name), F_OK), 0);
+    imp_world_close(&w);
+}
+
+static char finding[256];
+
+static void on_finding(const imp_finding *f, void *user)
+{
+    (void)user;
+    snprintf(finding, sizeof finding, "%s: %s", f->file, f->what);
+}
+
+static void verified(void **state)
+{
+    const char *dir = *state;
+    imp_world w = open_world(dir);
+    imp_rng rng;
+    imp_rng_seed(&rng, imp_test_seed());
+    commit(&w, 0, 64);
+    assert_int_equal(imp_world_verify(&w, false, true), 0);
+    change_file(imp_test_path(dir, name), 8, &rng);
+    finding[0] = '\0';
+    assert_int_equal(imp_store_verify(w.store, 0, on_finding, NULL, NULL), 1);
+    assert_non_null(strstr(finding, name));
+    assert_int_equal(imp_store_verify(w.store, 1, on_finding, NULL, NULL), 1);
+    assert_int_equal(imp_world_verify(&w, false, true), 0);
+    assert_int_equal(access(imp_test_path(dir, name), F_OK), -1);
+    imp_world_close(&w);
+}
+
+/* Two processes learn at once: both end with the same bases. */
+static void processes_at_once(void **state)
+{
+    enum { N = 3 };
+    const char *dir = *state;
+    pid_t pids[N];
+    imp_world w = open_world(dir); /* so that none of them makes the store */
+    imp_world_close(&w);
+    for (int p = 0; p < N; p++) {
+        pids[p] = fork();
+        if (pids[p] > 0) continue;
+        for (int i = 0; i < N_TOKENS; i++) tokens[i] += 1000 * p;
+        imp_world child = open_world(dir);
+        int rc = imp_world_commit(&child, tokens, N_TOKENS, 0, 0, NULL);
+        if (rc == 0) rc = imp_store_flush(child.store);
+        imp_world_close(&child);
+        _exit(rc ? 1 : 0);
+    }
+    for (int p = 0; p < N; p++) {
+        int status;
+        assert_int_equal(waitpid(pids[p], &status, 0), pids[p]);
+        assert_int_equal(status, 0);
+    }
+    w = open_world(dir);
+    uint64_t id = 0;
+    for (int p = 0; p < N; p++) {
+        found f = look(&w, N_TOKENS);
+        for (size_t i = 0; i < f.n; i++) {
+            if (id == 0) id = f.basis[i];
+            assert_true(f.usable[i] && f.basis[i] == id);
+        }
+        for (int i = 0; i < N_TOKENS; i++) tokens[i] += 1000;
+    }
+    imp_world_close(&w);
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        TEST(learned_once), TEST(lost_and_learned_anew), TEST(lost_while_open),   TEST(no_room),
+        TEST(swept),        TEST(verified),              TEST(processes_at_once),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
