@@ -5,6 +5,9 @@
  *     <dir>/bases/              of the segments' sketches, likewise
  *     <dir>/live/<instance>     one for each open store, held by flock: a file that can be locked is of a dead process
  *     <dir>/lock                shared while the catalogue is open, alone to rebuild it
+ *
+ * A store in memory has none of it: its name is "memory", there is nobody to lock out, and what is asked for through
+ * the descriptors, which are all -1, isn't there.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -99,6 +102,10 @@ int imp_dir_open(imp_store *s, const char *dir, bool *made)
 {
     struct stat st;
     *made = false;
+    if (s->opts.flags & IMP_STORE_MEMORY) {
+        s->dir = imp_strdup("memory");
+        return s->dir ? 0 : imp_fail(IMP_E_NOMEM, "no memory to open a store");
+    }
     int rc = resolve(s, dir, made);
     if (rc < 0) return rc;
 
@@ -196,6 +203,7 @@ int imp_dir_live_make(imp_store *s)
         struct stat st;
         do s->instance = imp_rng_u64(&s->rng);
         while (s->instance == 0);
+        if (s->opts.flags & IMP_STORE_MEMORY) return 0;
         live_name(s->instance, name);
         int fd = openat(s->dir_fd, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
         if (fd < 0 && errno == EEXIST) continue;

@@ -88,6 +88,10 @@ int imp_store_stats(imp_store *s, imp_stats *out)
     out->bytes_read = imp_io_bytes_read(s->io);
     out->bytes_written = imp_io_bytes_written(s->io);
     out->io_mode = imp_io_describe(s->io);
+    if (imp_io_in_memory(s->io)) { /* what would lie on disk is the host tier */
+        out->disk_bytes = 0;
+        out->host_bytes = disk_bytes;
+    }
     return imp_error_back(&kept, 0);
 }
 

@@ -50,6 +50,15 @@ static int fill_options(imp_store_opts *o, const imp_store_opts *given)
     *o = defaults;
     int rc = given ? imp_opts_take(o, sizeof *o, least_opts_bytes, given, "imp_store_opts") : 0;
     if (rc < 0) return rc;
+    if (o->flags & IMP_STORE_MEMORY) {
+        if (o->flags & (IMP_STORE_READONLY | IMP_STORE_MUST_EXIST)) {
+            return imp_fail(IMP_E_ARG, "store: there is nothing yet in a store in memory");
+        }
+        o->limit_bytes = o->host_cache_bytes < UINT64_MAX - o->device_cache_bytes
+                             ? o->host_cache_bytes + o->device_cache_bytes
+                             : UINT64_MAX;
+        if (o->limit_bytes == 0) return imp_fail(IMP_E_ARG, "store: a store in memory needs a budget for a tier");
+    }
     if (o->limit_bytes == 0) o->limit_bytes = default_limit;
     if (o->buffer_bytes == 0) o->buffer_bytes = default_buffers;
     if (o->backlog_bytes == 0) o->backlog_bytes = default_backlog;
@@ -78,7 +87,7 @@ static int fill_options(imp_store_opts *o, const imp_store_opts *given)
         return imp_fail(IMP_E_ARG, "store: unknown things to keep: 0x%x", o->keep);
     }
     if (o->probe_spread > 1) return imp_fail(IMP_E_ARG, "store: probe_spread is %u, must be 0 or 1", o->probe_spread);
-    if (o->flags & ~(IMP_STORE_READONLY | IMP_STORE_NO_DIRECT | IMP_STORE_MUST_EXIST)) {
+    if (o->flags & ~(IMP_STORE_READONLY | IMP_STORE_NO_DIRECT | IMP_STORE_MUST_EXIST | IMP_STORE_MEMORY)) {
         return imp_fail(IMP_E_ARG, "store: unknown flags 0x%x", o->flags);
     }
     return 0;
@@ -211,7 +220,10 @@ static int open_store(const char *dir, const imp_store_opts *opts, imp_store **o
 int imp_store_open(const char *dir, const imp_store_opts *opts, imp_store **out)
 {
     if (out) *out = NULL;
-    if (!dir || !*dir || !out) return imp_fail(IMP_E_ARG, "imp_store_open: no directory named, or result missing");
+    bool needs_dir = !opts || !(opts->flags & IMP_STORE_MEMORY);
+    if (!out || (needs_dir && (!dir || !*dir))) {
+        return imp_fail(IMP_E_ARG, "imp_store_open: no directory named, or result missing");
+    }
     imp_kept_line kept;
     imp_error_keep(&kept);
     return imp_error_back(&kept, open_store(dir, opts, out));
