@@ -22,9 +22,19 @@
 
 enum { MAX_TOKENS = 220, MAX_KNOWN = 4096 };
 
-typedef enum phase { AT_WRITE, AT_SYNC, AT_RENAME, AT_UNLINK, AT_CATALOGUE, AT_REBUILD, AT_RANDOM, N_PHASES } phase;
+typedef enum phase {
+    AT_WRITE,
+    AT_SYNC,
+    AT_RENAME,
+    AT_UNLINK,
+    AT_CATALOGUE,
+    AT_REBUILD,
+    AT_BASIS,
+    AT_RANDOM,
+    N_PHASES
+} phase;
 
-static const char *const phase_names[] = {"write", "sync", "rename", "unlink", "catalogue", "rebuild", "random"};
+static const char *const phase_names[] = {"write", "sync", "rename", "unlink", "catalogue", "rebuild", "basis", "random"};
 
 /* ---- the catalogue's writes: SQLite's own file system with a hook before each write and sync */
 
@@ -93,6 +103,7 @@ static void child(const char *dir, uint64_t seed, phase at, uint64_t nth, int n_
     imp_world w;
     imp_rng rng;
     int32_t tokens[MAX_TOKENS];
+    imp_store_opts opts;
     imp_io_fault f = {.nth = nth, .action = IMP_IO_KILL};
     signal(SIGSEGV, SIG_DFL); /* cmocka's handler is the parent's */
     if (at == AT_CATALOGUE || at == AT_REBUILD) hook_catalogue((long)nth);
@@ -104,8 +115,21 @@ static void child(const char *dir, uint64_t seed, phase at, uint64_t nth, int n_
         f.kind = kinds[at];
         imp_io_fault_add(&f);
     }
+    if (at == AT_BASIS) {
+        static const imp_io_kind basis_kinds[] = {IMP_IO_OPEN, IMP_IO_WRITE, IMP_IO_FSYNC, IMP_IO_RENAME};
+        f.kind = basis_kinds[nth % 4];
+        f.name = ".basis";
+        f.nth = f.kind == IMP_IO_OPEN ? 1 + nth % 3 : 1; /* looked for twice, then made */
+        imp_io_fault_add(&f);
+    }
+    /* Some keep all that a store can, but exact, so that what is stored is found by whoever asks. */
+    imp_world_opts(&opts);
+    if (seed % 2 || at == AT_BASIS) {
+        imp_world_rich_opts(&opts);
+        opts.rest = IMP_REST_RAW;
+    }
     imp_rng_seed(&rng, seed);
-    if (imp_world_open(&w, dir, NULL, NULL) < 0) {
+    if (imp_world_open(&w, dir, &opts, NULL) < 0) {
         fprintf(stderr, "child: %s\n", imp_last_error());
         _exit(1);
     }
@@ -188,7 +212,8 @@ static void look_after(const char *dir, int round, phase at)
     assert_int_equal(imp_store_stats(w.store, &st), 0);
     assert_int_equal(n_files(dir, "segments"), st.n_segments);
     assert_int_equal(n_files(dir, "live"), 1);
-    assert_in_range(n_files(dir, "."), 4, 6); /* segments, live, lock, the catalogue's one to three */
+    assert_in_range(n_files(dir, "."), 5, 7); /* segments, bases, live, lock, the catalogue's one to three */
+    assert_in_range(n_files(dir, "bases"), 0, 1);
     assert_int_equal(st.corrupt_chunks, 0);
     for (size_t i = 0; i < n_known; i++) {
         size_t len = prompt(known[i], tokens);
@@ -222,6 +247,7 @@ static void kill_at_any_moment(void **state)
         uint64_t nth = 1 + imp_rng_below(&rng, at == AT_CATALOGUE ? 80 : at == AT_REBUILD ? 30 : 12);
         /* A new store now and then keeps this fast. */
         if (n_known > 40 && at != AT_REBUILD && imp_rng_below(&rng, 4) == 0) n_known = 0;
+        if (at == AT_BASIS) n_known = 0; /* they are written once in the life of a store */
         if (n_known == 0) {
             char command[512];
             snprintf(command, sizeof command, "rm -rf '%s/store'", (char *)*state);
@@ -229,7 +255,7 @@ static void kill_at_any_moment(void **state)
         }
         const char *dir = imp_test_path(*state, "store");
         pid_t pid = start(dir, imp_rng_u64(&rng), at, nth, 0, &from), other = -1;
-        if (round % 5 == 4 && at != AT_REBUILD) other = start(dir, imp_rng_u64(&rng), AT_RANDOM, 0, 4, &other_from);
+        if (round % 5 == 4 && at != AT_REBUILD && at != AT_BASIS) other = start(dir, imp_rng_u64(&rng), AT_RANDOM, 0, 4, &other_from);
         if (at == AT_RANDOM) {
             usleep((useconds_t)imp_rng_below(&rng, 60000));
             kill(pid, SIGKILL);
