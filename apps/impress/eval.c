@@ -91,10 +91,12 @@ static int check(const eval_settings *s)
 static void describe_settings(eval *e)
 {
     const eval_settings *s = e->s;
-    snprintf(e->settings, sizeof e->settings, "impress=%s cache=%s rest=%s chunk=%u keep=%u+%u rows=%u reference=%s",
-             imp_version(), s->cache_type ? s->cache_type : "f16", s->store.rest ? s->store.rest : "f16",
-             s->store.chunk ? (unsigned)s->store.chunk : 64u, (unsigned)s->keep_first, (unsigned)s->keep_last,
-             s->query_rows ? (unsigned)s->query_rows : 32u, s->reference);
+    const switch_settings *w = &s->store.switches;
+    snprintf(e->settings, sizeof e->settings, "impress=%s cache=%s rest=%s chunk=%s keep=%u+%u rows=%u reference=%s",
+             imp_version(), s->cache_type ? s->cache_type : "f16",
+             w->text[SWITCH_REST] ? w->text[SWITCH_REST] : "f16", w->text[SWITCH_CHUNK] ? w->text[SWITCH_CHUNK] : "64",
+             (unsigned)s->keep_first, (unsigned)s->keep_last, s->query_rows ? (unsigned)s->query_rows : 32u,
+             s->reference);
 }
 
 static int open_files(eval *e)

@@ -14,8 +14,8 @@
 #include "text.h"
 
 typedef struct inspect_settings {
-    store_settings store; /* only dir and limit have options here */
-    bool json, repair, rebuild, all, off;
+    store_settings store; /* only dir, limit and order have options here */
+    bool json, repair, rebuild, all, off, reorder;
 } inspect_settings;
 
 #define AT(member) offsetof(inspect_settings, member)
@@ -297,32 +297,56 @@ int cmd_rm(int argc, char **argv)
 static const opt gc_opts[] = {
     JSON_OPT,
     {"limit", 0, OPT_SIZE, AT(store.limit), "SIZE", "size limit to enforce (default: 10G)", false},
+    {"reorder", 0, OPT_FLAG, AT(reorder), NULL,
+     "then write segments anew, in order, whose statistics have\nchanged, or that hold rows of evicted nodes", true},
+    SWITCH_OPT(inspect_settings, store.switches, SWITCH_ORDER, "order", "ORDER",
+               "the order of --reorder: token, importance or core\n(default: core)"),
 };
 const opt_command gc_command = {"gc",
-                                "gc [STORE] [--limit SIZE] [--json]",
+                                "gc [STORE] [--limit SIZE] [--reorder [--order ORDER]] [--json]",
                                 "Remove what nothing refers to, evict down to the size limit, compact the catalogue.",
                                 NULL,
                                 gc_opts,
                                 N_OPTS(gc_opts)};
 
+static json_t *gc_json(const imp_gc_report *r, const imp_reorder_report *reorder)
+{
+    json_t *o = json_pack("{s:I,s:I,s:I}", "removed_files", (json_int_t)r->removed_files, "freed_bytes",
+                          (json_int_t)r->freed_bytes, "evicted_nodes", (json_int_t)r->evicted_nodes);
+    json_t *part = reorder && o ? json_pack("{s:I,s:I,s:I,s:I}", "segments", (json_int_t)reorder->n_segments,
+                                            "reordered", (json_int_t)reorder->n_reordered, "bytes_written",
+                                            (json_int_t)reorder->bytes_written, "freed_bytes",
+                                            (json_int_t)reorder->freed_bytes)
+                                : NULL;
+    if (part) json_object_set_new(o, "reorder", part);
+    return o;
+}
+
 int cmd_gc(int argc, char **argv)
 {
     inspection in;
     int rc;
-    if (!parse(&in, &gc_command, argc, argv, 1, &rc) || !open_store(&in, 0, &rc)) return rc;
+    if (!parse(&in, &gc_command, argc, argv, 1, &rc)) return rc;
+    if (!in.s.store.switches.text[SWITCH_ORDER]) in.s.store.switches.text[SWITCH_ORDER] = "core";
+    if (!open_store(&in, 0, &rc)) return rc;
     imp_gc_report report;
+    imp_reorder_report reorder = {0};
     int status = imp_store_gc(in.store, &report);
     bool done = status == 0 || status == IMP_E_FULL; /* full: all was done that can be */
+    if (status < 0) rc = app_fail("%s", imp_last_error());
+    if (done && in.s.reorder && imp_store_reorder(in.store, &reorder) < 0) rc = app_fail("%s", imp_last_error());
     if (done && in.s.json) {
-        rc = report_print_json(json_pack("{s:I,s:I,s:I}", "removed_files", (json_int_t)report.removed_files,
-                                         "freed_bytes", (json_int_t)report.freed_bytes, "evicted_nodes",
-                                         (json_int_t)report.evicted_nodes));
+        int printed = report_print_json(gc_json(&report, in.s.reorder ? &reorder : NULL));
+        if (printed) rc = printed;
     } else if (done) {
-        char freed[32];
+        char freed[32], written[32];
         printf("files removed: %" PRIu64 ", nodes evicted: %" PRIu64 ", freed: %s\n", report.removed_files,
                report.evicted_nodes, text_bytes(report.freed_bytes, freed));
+        if (in.s.reorder)
+            printf("segments reordered: %" PRIu64 " of %" PRIu64 ", written: %s, freed: %s\n", reorder.n_reordered,
+                   reorder.n_segments, text_bytes(reorder.bytes_written, written),
+                   text_bytes(reorder.freed_bytes, freed));
     }
-    if (status < 0) rc = app_fail("%s", imp_last_error());
     imp_store_close(in.store);
     return rc;
 }

@@ -46,6 +46,9 @@ static void opt_help(const opt_command *command)
            "  -h, --help                  this text\n");
 }
 
+/* Does it go without a value? */
+static bool opt_is_flag(const opt *o) { return o->kind == OPT_FLAG || o->kind == OPT_YES; }
+
 static const opt *opt_find(const opt_command *command, const char *name, size_t n, char letter)
 {
     for (size_t i = 0; i < command->n_opts; i++) {
@@ -73,6 +76,12 @@ static int opt_set(const opt_command *command, const opt *o, const char *value, 
     case OPT_FLAG:
         if (!parse_flag(value, at)) return opt_misuse(command, "%s wants yes or no, not `%s`", where, value);
         return 0;
+    case OPT_YES: {
+        bool yes;
+        if (!parse_flag(value, &yes)) return opt_misuse(command, "%s wants yes or no, not `%s`", where, value);
+        *(const char **)at = yes ? "yes" : "no";
+        return 0;
+    }
     case OPT_TEXT: *(const char **)at = value; return 0;
     case OPT_TEXTS: {
         opt_texts *t = at;
@@ -192,7 +201,7 @@ static bool opt_takes_next(const opt_command *command, const char *arg)
 {
     if (arg[0] != '-' || arg[1] == '\0' || strchr(arg, '=')) return false;
     const opt *o = arg[1] == '-' ? opt_find(command, arg + 2, strlen(arg + 2), 0) : opt_find(command, NULL, 0, arg[1]);
-    return o && o->kind != OPT_FLAG && (arg[1] == '-' || arg[2] == '\0');
+    return o && !opt_is_flag(o) && (arg[1] == '-' || arg[2] == '\0');
 }
 
 static int opt_config_file(const opt_command *command, int argc, char **argv, void *settings)
@@ -259,7 +268,7 @@ int opt_parse(const opt_command *command, int argc, char **argv, void *settings,
             snprintf(where, sizeof where, "-%c", a[1]);
         }
         if (!value) {
-            if (o->kind == OPT_FLAG)
+            if (opt_is_flag(o))
                 value = "yes";
             else if (i + 1 < argc)
                 value = argv[++i];

@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-typedef enum opt_kind { OPT_FLAG, OPT_TEXT, OPT_TEXTS, OPT_COUNT, OPT_SIZE, OPT_REAL } opt_kind;
+typedef enum opt_kind { OPT_FLAG, OPT_YES, OPT_TEXT, OPT_TEXTS, OPT_COUNT, OPT_SIZE, OPT_REAL } opt_kind;
 
 /* A list of texts: for options that may be given more than once. */
 typedef struct opt_texts {
@@ -21,7 +21,8 @@ typedef struct opt {
     const char *name; /* long name, without dashes */
     char letter;      /* short name, 0: none */
     opt_kind kind;
-    size_t offset;   /* of the value in the settings: bool, const char *, opt_texts, uint64_t, uint64_t, double */
+    size_t offset;   /* of the value in the settings: bool, const char * ("yes" or "no"), const char *, opt_texts,
+                        uint64_t, uint64_t, double */
     const char *arg; /* what the value is called in help */
     const char *help;
     bool per_call; /* only a flag: not taken from environment or file */

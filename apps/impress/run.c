@@ -18,20 +18,22 @@ typedef struct run_settings {
     opt_texts questions;
     double retention; /* RETENTION_DEFAULT: not given */
     double temperature;
-    uint64_t n_answer, n_ctx, n_threads, n_batch, n_ubatch, seed, keep_first, keep_last, query_rows;
+    uint64_t n_answer, n_ctx, n_threads, n_batch, n_ubatch, seed;
     bool compare, json, raw, store_derived, verbose;
 } run_settings;
 
 #define AT(member) offsetof(run_settings, member)
 #define RETENTION_DEFAULT HUGE_VAL
+#define DEFAULT_SYSTEM "as"
+#define DEFAULT_COMPARED "as-h2o-lru"
 
 static const opt options[] = {
     {"model", 'm', OPT_TEXT, AT(model), "FILE", "the model, a GGUF file", false},
     {"file", 'f', OPT_TEXT, AT(prefix_file), "FILE", "the prefix, a text file; - is standard input", true},
     {"prompt", 'p', OPT_TEXTS, AT(questions), "TEXT", "the question; may be given several times", true},
     {"system", 's', OPT_TEXT, AT(system), "NAME",
-     "how the prefix is brought back: recomp, as, as-h2o-lru or\nas-h2o-lfu (default: as; with --compare: as-h2o-lru)",
-     false},
+     "how the prefix is brought back; `impress systems` lists them\n"
+     "(default: " DEFAULT_SYSTEM "; with --compare: " DEFAULT_COMPARED ")", false},
     {"retention", 'r', OPT_REAL, AT(retention), "SHARE",
      "share of the prefix's tokens that each layer gets, over 0\nto 1 (default: 0.25 for systems that choose)", false},
     {"n-predict", 'n', OPT_COUNT, AT(n_answer), "N", "length of the answer, tokens (default: 128)", false},
@@ -42,9 +44,7 @@ static const opt options[] = {
     STORE_OPTS(run_settings),
     {"salt", 0, OPT_TEXT, AT(salt), "TEXT", "keep apart from prefixes stored under another salt", false},
     {"store-derived", 0, OPT_FLAG, AT(store_derived), NULL, "also store what was computed over a partial load", false},
-    {"keep-first", 0, OPT_COUNT, AT(keep_first), "N", "always load the first N tokens (default: 0)", false},
-    {"keep-last", 0, OPT_COUNT, AT(keep_last), "N", "always load the last N tokens (default: 0)", false},
-    {"query-rows", 0, OPT_COUNT, AT(query_rows), "N", "score by the last N tokens of the query (default: 32)", false},
+    REQUEST_OPTS(run_settings),
     {"ctx-size", 'c', OPT_COUNT, AT(n_ctx), "N", "context, tokens (default: as the prompt needs)", false},
     {"threads", 't', OPT_COUNT, AT(n_threads), "N", "threads (default: one a core)", false},
     {"batch-size", 'b', OPT_COUNT, AT(n_batch), "N", "tokens a decode call (default: 2048)", false},
@@ -64,34 +64,30 @@ const opt_command run_command = {
     "  impress run -m smollm2.gguf -f handbook.txt -p \"What does error 17 mean?\"\n"
     "  impress run -m smollm2.gguf -f handbook.txt -p \"Who may reset it?\" -s as-h2o-lru -r 0.25\n"
     "  impress run -m smollm2.gguf -f handbook.txt -p \"Who may reset it?\" --compare\n\n"
+    "--order, --rest, --chunk, --host-cache, --device-cache and --reorder-... belong to the store, and to\n"
+    "what is written from then on; a store with other values stays readable. The other switches belong to\n"
+    "the request.\n\n"
     "The answer goes to standard output, everything else to standard error. Options may also stand in\n"
     "~/.config/impress/config (name = value) and in the environment (IMPRESS_STORE=...).",
     options,
     sizeof options / sizeof *options,
 };
 
-/* How a system is asked for: recomp is the program's own, the rest are the library's presets. */
+/* How a system is asked for. */
 typedef struct run_system {
-    const char *name;
+    app_system system;
     imp_llama_request request;
 } run_system;
 
-static int make_system(const char *name, const run_settings *s, run_system *out)
+static int make_system(const char *name, const run_settings *s, const switch_settings *given, run_system *out)
 {
-    memset(out, 0, sizeof *out);
-    out->name = name;
-    imp_llama_request *r = &out->request;
-    imp_llama_request_init(r);
-    r->recompute = !strcmp(name, "recomp");
-    r->store_derived = s->store_derived;
-    r->load.n_keep_first = (uint32_t)s->keep_first;
-    r->load.n_keep_last = (uint32_t)s->keep_last;
-    r->load.max_query_rows = (uint32_t)s->query_rows;
-    if (r->recompute) return 0;
-    if (imp_system_preset(name, &r->load.switches) < 0)
-        return opt_misuse(&run_command, "--system: %s, and recomp", imp_last_error());
-    if (r->load.switches.identify != IMP_IDENTIFY_NONE)
-        r->load.retention = s->retention != RETENTION_DEFAULT ? s->retention : 0.25;
+    char error[SWITCH_ERROR_BYTES];
+    double retention = s->retention != RETENTION_DEFAULT ? s->retention : 0.25;
+    if (app_system_make("--system", name, given, retention, &out->system, error) < 0)
+        return opt_misuse(&run_command, "%s", error);
+    imp_llama_request_init(&out->request);
+    app_system_request(&out->system, &out->request);
+    out->request.store_derived = s->store_derived;
     return 0;
 }
 
@@ -171,7 +167,9 @@ static int open_context(run *r, const imp_llama_request *request)
     if (imp_llama_init(r->model, cp, &params, &r->ctx) < 0) return app_fail("%s", imp_last_error());
     if (r->store && app_model_unchanged(s->model)) return 1;
     const char *why = "";
-    if (r->store && imp_llama_get_fit(r->ctx, &why) != IMP_LLAMA_FIT_FULL) fprintf(stderr, "impress: note: %s\n", why);
+    if (r->store && imp_llama_get_fit(r->ctx, &why) == IMP_LLAMA_FIT_NONE) fprintf(stderr, "impress: note: %s\n", why);
+    why = imp_llama_note(r->ctx, request);
+    if (*why) fprintf(stderr, "impress: note: %s\n", why);
     return 0;
 }
 
@@ -186,7 +184,7 @@ static int set_request(run *r, const run_system *system, size_t max_match, bool 
 static app_row *next_row(run *r, const run_system *system)
 {
     app_row *row = &r->rows[r->n_rows++];
-    row->system = system->name;
+    row->system = system->system.name;
     row->retention = system->request.load.retention;
     return row;
 }
@@ -196,6 +194,21 @@ static void settle(run *r)
 {
     if (imp_llama_flush(r->ctx) < 0 || (r->store && imp_store_flush(r->store) < 0))
         fprintf(stderr, "impress: note: not stored: %s\n", imp_last_error());
+}
+
+/* A static ranking is made from what is stored. */
+static int rank(run *r)
+{
+    const run_system *system = &r->system;
+    bool wanted = r->store && system->system.chooses && system->request.load.switches.identify == IMP_IDENTIFY_STATIC &&
+                  system->request.load.rank == IMP_RANK_RECONSTRUCTION;
+    for (size_t i = 0; wanted && i < r->n_prompts; i++) {
+        imp_llama_clear(r->ctx);
+        int rc = imp_llama_rank_prefix(r->ctx, 0, r->prompts[i].tokens, r->prompts[i].n_prefix);
+        if (rc < 0 && rc != IMP_E_NOTFOUND) return app_fail("%s", imp_last_error());
+        if (rc == 0) break; /* questions share the prefix */
+    }
+    return 0;
 }
 
 static int answer_questions(run *r)
@@ -211,6 +224,9 @@ static int answer_questions(run *r)
             rc = app_generate(r->ctx, &r->prompts[i], s->n_answer, s->temperature, (uint32_t)s->seed, !s->json, row);
         if (rc) return rc;
         if (!s->json) report_line(row);
+        if (row->report.way != IMP_LLAMA_WAY_COMPUTED) continue;
+        settle(r); /* the first with this prefix: ranked behind the answer */
+        if ((rc = rank(r)) != 0) return rc;
     }
     settle(r);
     return 0;
@@ -244,6 +260,7 @@ static int compute_references(run *r, const run_system *recomp, float *logits, s
         row->top1_same = true;
         if (i == 0) settle(r); /* the prefix must be stored before the others ask for it */
     }
+    if (rc == 0) rc = rank(r);
     return rc;
 }
 
@@ -262,7 +279,7 @@ static int compare_system(run *r, const run_system *system, const float *referen
         row->kl = app_kl(reference + i * n_vocab, got, n_vocab, &row->top1_same);
         row->compared = true;
         if (!answer) continue;
-        if (!s->json) printf("%s%s (%s)\n", i ? "\n" : "", s->questions.items[i], system->name);
+        if (!s->json) printf("%s%s (%s)\n", i ? "\n" : "", s->questions.items[i], system->system.name);
         rc = app_generate(r->ctx, &r->prompts[i], s->n_answer, s->temperature, (uint32_t)s->seed, !s->json, row);
         if (rc) return rc;
     }
@@ -273,10 +290,13 @@ static int compare(run *r)
 {
     run_system systems[3];
     size_t n_systems = 0;
-    int rc = make_system("recomp", r->s, &systems[n_systems++]);
-    if (rc == 0) rc = make_system("as", r->s, &systems[n_systems++]);
+    /* The reference is the preset, but for the precision that it reads. */
+    switch_settings full = {.text = {[SWITCH_REST] = r->s->store.switches.text[SWITCH_REST]}};
+    int rc = make_system("recomp", r->s, NULL, &systems[n_systems++]);
+    if (rc == 0) rc = make_system("as", r->s, &full, &systems[n_systems++]);
     if (rc) return rc;
-    if (strcmp(r->system.name, "as") && strcmp(r->system.name, "recomp")) systems[n_systems++] = r->system;
+    if (strcmp(r->system.system.name, systems[1].system.name) && !r->system.system.recompute)
+        systems[n_systems++] = r->system;
 
     size_t n_vocab = (size_t)llama_vocab_n_tokens(llama_model_get_vocab(r->model));
     float *reference = malloc(r->n_prompts * n_vocab * sizeof *reference);
@@ -316,19 +336,21 @@ int cmd_run(int argc, char **argv)
 
     run r = {.s = &s};
     imp_store_opts opts;
+    const char *name = s.system ? s.system : s.compare ? DEFAULT_COMPARED : DEFAULT_SYSTEM;
+    if ((rc = make_system(name, &s, &s.store.switches, &r.system)) != 0) return rc;
     if ((rc = store_settings_apply(&run_command, &s.store, &opts)) != 0) return rc;
-    if ((rc = make_system(s.system ? s.system : s.compare ? "as-h2o-lru" : "as", &s, &r.system)) != 0) return rc;
-    if (s.retention != RETENTION_DEFAULT && s.retention < 1 && r.system.request.load.retention >= 1 && !s.compare)
-        fprintf(stderr, "impress: note: system %s loads every token, whatever the retention\n", r.system.name);
-    opts.cache = r.system.request.load.switches.cache;
+    app_system_store(&r.system.system, &opts);
+    app_system_notes(&r.system.system, 1);
+    if (s.retention != RETENTION_DEFAULT && s.retention < 1 && !r.system.system.chooses && !s.compare)
+        fprintf(stderr, "impress: note: system %s loads every token, whatever the retention\n", r.system.system.name);
 
     app_log_show(s.verbose);
-    const char *dir = store_settings_dir(&s.store);
-    if (!dir && s.compare) return opt_misuse(&run_command, "--compare needs a store");
+    if (!store_settings_dir(&s.store) && !opts.host_cache_bytes && !opts.device_cache_bytes && s.compare)
+        return opt_misuse(&run_command, "--compare needs a store");
     r.rows = calloc(3 * s.questions.n, sizeof *r.rows);
     rc = r.rows ? 0 : app_fail("out of memory");
     /* The store is opened first: its mistakes should show before the wait for a model. */
-    if (rc == 0 && dir && imp_store_open(dir, &opts, &r.store) < 0) rc = app_fail("%s", imp_last_error());
+    if (rc == 0) rc = store_settings_open(&s.store, &opts, &r.store);
     if (rc == 0) rc = app_model_load(s.model, s.verbose, &r.model);
     if (rc == 0) rc = make_prompts(&r);
     if (rc == 0) rc = open_context(&r, &r.system.request);

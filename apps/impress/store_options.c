@@ -6,6 +6,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "model.h"
+#include "text.h"
+
 int store_settings_apply(const opt_command *command, const store_settings *s, imp_store_opts *opts)
 {
     imp_store_opts_init(opts);
@@ -13,18 +16,18 @@ int store_settings_apply(const opt_command *command, const store_settings *s, im
     opts->read_bytes_per_s = s->io_limit;
     opts->host_cache_bytes = s->host_cache;
     opts->min_store_tokens = (uint32_t)s->min_store;
-    if (s->chunk && (s->chunk % 16 || s->chunk > 256))
-        return opt_misuse(command, "--chunk wants a multiple of 16 from 16 to 256, not %llu",
-                          (unsigned long long)s->chunk);
-    opts->chunk_tokens = (uint32_t)s->chunk;
-    if (s->rest) {
-        if (!strcmp(s->rest, "q8"))
-            opts->rest = IMP_REST_Q8;
-        else if (!strcmp(s->rest, "f16"))
-            opts->rest = IMP_REST_RAW;
-        else
-            return opt_misuse(command, "--rest: `%s` is not one of f16, q8", s->rest);
+    opts->device_cache_bytes = s->device_cache;
+    opts->reorder_after = (uint32_t)s->reorder_after;
+    if (s->reorder_period && strcmp(s->reorder_period, "never") != 0) {
+        uint64_t seconds;
+        if (!text_parse_count(s->reorder_period, UINT32_MAX - 1, &seconds) || seconds == 0)
+            return opt_misuse(command, "--reorder-period wants seconds or never, not `%s`", s->reorder_period);
+        opts->reorder_period_s = (uint32_t)seconds;
+    } else if (s->reorder_period) {
+        opts->reorder_period_s = UINT32_MAX;
     }
+    char error[SWITCH_ERROR_BYTES];
+    if (switch_store_options(&s->switches, opts, error) < 0) return opt_misuse(command, "%s", error);
     if (s->io) {
         if (!strcmp(s->io, "uring"))
             opts->io_mode = IMP_IO_URING;
@@ -57,6 +60,16 @@ const char *store_default_dir(const char *name)
         snprintf(path, sizeof path, "%s/.cache/impress/%s", home && *home ? home : ".", name);
     make_parents(path);
     return path;
+}
+
+int store_settings_open(const store_settings *s, const imp_store_opts *opts, imp_store **out)
+{
+    const char *dir = store_settings_dir(s);
+    imp_store_opts o = *opts;
+    *out = NULL;
+    if (!dir && o.host_cache_bytes == 0 && o.device_cache_bytes == 0) return 0;
+    if (!dir) o.flags |= IMP_STORE_MEMORY;
+    return imp_store_open(dir, &o, out) < 0 ? app_fail("%s", imp_last_error()) : 0;
 }
 
 const char *store_settings_dir(const store_settings *s)

@@ -4,38 +4,51 @@
 
 #include "impress/impress.h"
 #include "options.h"
+#include "switches.h"
 
 typedef struct store_settings {
     const char *dir;
-    uint64_t limit, io_limit, host_cache, min_store, chunk;
-    const char *io, *rest;
+    uint64_t limit, io_limit, host_cache, device_cache, min_store, reorder_after;
+    const char *io, *reorder_period;
     bool no_direct;
+    switch_settings switches; /* of the store, and of requests where a command has those */
 } store_settings;
 
-/* Table entries; `base` is the settings struct that has a member `store` of type store_settings. STORE_OPTS_HOW are those
- * that say how a store is read and written, not which one. */
+/* Table entries; `base` is the settings struct that has a member `store` of type store_settings. STORE_OPTS_HOW are
+ * those that say how a store is read and written, not which one. */
 #define STORE_OPTS(base)                                                                                               \
     {"store", 0, OPT_TEXT, offsetof(base, store.dir), "DIR",                                                           \
-     "the store's directory (default: ~/.cache/impress/store);\n`none`: nothing is kept", false},                      \
+     "the store's directory (default: ~/.cache/impress/store);\n`none`: only in memory, see --host-cache", false},     \
     {"limit", 0, OPT_SIZE, offsetof(base, store.limit), "SIZE", "size limit of the store (default: 10G)", false},      \
     STORE_OPTS_HOW(base)
 
 #define STORE_OPTS_HOW(base)                                                                                           \
     {"min-store", 0, OPT_COUNT, offsetof(base, store.min_store), "N",                                                  \
      "store no fewer than N new tokens (default: 64)", false},                                                         \
-    {"rest", 0, OPT_TEXT, offsetof(base, store.rest), "TYPE",                                                          \
-     "precision on disk of what is stored from now on:\nf16 (the cache's own bytes, default) or q8", false},           \
-    {"chunk", 0, OPT_COUNT, offsetof(base, store.chunk), "N",                                                          \
-     "tokens a chunk: a multiple of 16, 16 to 256 (default: 64)", false},                                              \
+    SWITCH_STORE_OPTS(base, store.switches),                                                                           \
     {"io", 0, OPT_TEXT, offsetof(base, store.io), "MODE", "auto (default), uring or threads", false},                  \
     {"no-direct", 0, OPT_FLAG, offsetof(base, store.no_direct), NULL, "read through the page cache", false},           \
     {"io-limit", 0, OPT_SIZE, offsetof(base, store.io_limit), "SIZE",                                                  \
      "read no more than SIZE a second, as a slower disk would", false},                                                \
     {"host-cache", 0, OPT_SIZE, offsetof(base, store.host_cache), "SIZE",                                              \
-     "keep chunks in so much memory (default: 0)", false}
+     "keep chunks in so much memory (default: 0)", false},                                                             \
+    {"device-cache", 0, OPT_SIZE, offsetof(base, store.device_cache), "SIZE",                                          \
+     "and the best of them in so much more, the device tier, which in\nthis version is memory too (default: 0)",       \
+     false},                                                                                                           \
+    {"reorder-period", 0, OPT_TEXT, offsetof(base, store.reorder_period), "S",                                         \
+     "look every S seconds for what should be in another order, or\n`never` (default: 600)", false},                   \
+    {"reorder-after", 0, OPT_COUNT, offsetof(base, store.reorder_after), "N",                                          \
+     "reorder what N requests used since the last time (default: 16)", false}
+
+/* The switches of requests, where a command has STORE_OPTS too. */
+#define REQUEST_OPTS(base) SWITCH_REQUEST_OPTS(base, store.switches)
 
 /* Check the settings and fill `opts`. Returns 0 or 2 after one line. */
 int store_settings_apply(const opt_command *command, const store_settings *s, imp_store_opts *opts);
+
+/* Open the store: in the directory in force, or with `--store none` in the memory of the host and device caches. *out
+ * is NULL where those are 0: nothing is kept. Returns an exit code, after one line. */
+int store_settings_open(const store_settings *s, const imp_store_opts *opts, imp_store **out);
 
 /* The directory in force: the option, else $XDG_CACHE_HOME/impress/store, else ~/.cache/impress/store. NULL for `none`.
  * Makes the folders above the default one. Static storage. */
