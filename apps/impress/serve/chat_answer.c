@@ -82,10 +82,11 @@ static bool add_place(chat_answer *a, place p)
     return true;
 }
 
-/* Tell what `text` has more than `told`, if it goes on from there. */
-static bool tell(chat_answer *a, oai_buffer *told, oai_piece_kind kind, size_t index, bool begins, const char *text)
+/* Tell the first n bytes of `text`, as far as they are more than `told`, and go on from there. */
+static bool tell(chat_answer *a, oai_buffer *told, oai_piece_kind kind, size_t index, bool begins, const char *text,
+                 size_t n)
 {
-    size_t n = strlen(text), from = told->n;
+    size_t from = told->n;
     bool more = n > from && (from == 0 || memcmp(text, told->data, from) == 0);
     if (!more && !begins) return true;
     if (more) oai_buffer_add(told, text + from, n - from);
@@ -116,17 +117,27 @@ static call *add_call(chat_answer *a, const chat_call *from)
     return c;
 }
 
+/* Blanks at the end may turn out to belong to the form, so they wait. */
+static size_t sure_length(const char *text, bool end)
+{
+    size_t n = strlen(text);
+    while (!end && n > 0 && strchr(" \n\r\t", text[n - 1])) n--;
+    return n;
+}
+
 static bool tell_parsed(chat_answer *a, const chat_parsed *m, bool end)
 {
-    if (!tell(a, &a->reasoning, OAI_PIECE_REASONING, 0, false, m->reasoning)) return false;
-    if (!tell(a, &a->content, OAI_PIECE_TEXT, 0, false, m->content)) return false;
+    size_t n_reasoning = sure_length(m->reasoning, end), n_content = sure_length(m->content, end);
+    if (!tell(a, &a->reasoning, OAI_PIECE_REASONING, 0, false, m->reasoning, n_reasoning)) return false;
+    if (!tell(a, &a->content, OAI_PIECE_TEXT, 0, false, m->content, n_content)) return false;
     for (size_t i = 0; i < m->n_calls; i++) {
         const chat_call *c = &m->calls[i];
         bool begins = i >= a->n_calls;
         /* While a call's name comes, it may still grow. */
         if (begins && (c->name[0] == '\0' || (c->arguments[0] == '\0' && i + 1 == m->n_calls && !end))) break;
         if (begins && !add_call(a, c)) return false;
-        if (!tell(a, &a->calls[i].arguments, OAI_PIECE_TOOL_CALL, i, begins, c->arguments)) return false;
+        size_t n = strlen(c->arguments);
+        if (!tell(a, &a->calls[i].arguments, OAI_PIECE_TOOL_CALL, i, begins, c->arguments, n)) return false;
     }
     return true;
 }
@@ -188,7 +199,7 @@ static bool parse(chat_answer *a, bool end)
         if (ok && end && a->content.n == 0 && a->reasoning.n == 0 && a->n_calls == 0) rc = -1;
     }
     if (ok && rc != 0 && end && a->n_calls == 0 && a->reasoning.n == 0)
-        ok = tell(a, &a->content, OAI_PIECE_TEXT, 0, false, text);
+        ok = tell(a, &a->content, OAI_PIECE_TEXT, 0, false, text, a->text.n);
     chat_parsed_free(&m);
     a->n_parsed = a->text.n;
     return ok;

@@ -13,6 +13,7 @@
 
 enum {
     MAX_DEPTH = 128,             /* of a grammar's parentheses, which are read recursively */
+    MAX_REPETITIONS = 2000,      /* llama.cpp's */
     MAX_PIECE_BYTES = 512,
     MAX_PATTERN_TEXT = 16 << 10, /* a pattern that hasn't matched so far won't */
 };
@@ -39,9 +40,9 @@ struct chat_grammar {
 
 /* ---- made ---- */
 
-/* Whether a GBNF text nests parentheses deeper than is good for the stack: all but those in literals, character classes
- * and comments. */
-static bool too_deep(const char *s)
+/* NULL, or what is wrong with a GBNF text that llama.cpp wouldn't say: parentheses nested deeper than is good for the
+ * stack, or numbers of repetitions that it takes for endless. Literals, character classes and comments don't count. */
+static const char *grammar_fault(const char *s)
 {
     size_t depth = 0;
     char close = 0; /* what ends that which we are in */
@@ -55,13 +56,15 @@ static bool too_deep(const char *s)
             close = ']';
         } else if (*s == '#') {
             close = '\n';
+        } else if (*s == '{' || *s == ',') {
+            if (strtoull(s + 1, NULL, 10) > MAX_REPETITIONS) return "repeats something more than 2000 times";
         } else if (*s == '(' && ++depth > MAX_DEPTH) {
-            return true;
+            return "nests too many parentheses";
         } else if (*s == ')' && depth > 0) {
             depth--;
         }
     }
-    return false;
+    return NULL;
 }
 
 /* A word as a regular expression. */
@@ -143,8 +146,8 @@ int chat_grammar_new(const chat_plan *p, chat_grammar **out, oai_error *e)
     *out = NULL;
     const chat_rendering *r = &p->r;
     if (!r->grammar) return 0;
-    if (too_deep(r->grammar))
-        return oai_fail(e, 400, "invalid_grammar", "grammar", "the grammar nests more than %d parentheses", MAX_DEPTH);
+    const char *fault = p->own_grammar ? grammar_fault(r->grammar) : NULL;
+    if (fault) return oai_fail(e, 400, "invalid_grammar", "grammar", "the grammar %s", fault);
     chat_grammar *g = calloc(1, sizeof *g);
     if (!g) return oai_fail(e, 500, NULL, NULL, "the server is out of memory");
     g->p = p;

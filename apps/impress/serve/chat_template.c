@@ -12,6 +12,7 @@ enum {
     MAX_SCHEMA_BYTES = 256 << 10,
     MAX_PATTERN_BYTES = 2048,
     MAX_PATTERN_DEPTH = 32, /* of parentheses; those who read them do it recursively */
+    MAX_COUNT = 2000,       /* what llama.cpp's grammars can count; it takes more for endless */
     NONCE_BYTES = 12,
     INDEX_DIGITS = 6,
 };
@@ -349,14 +350,20 @@ static bool deep_pattern(const char *s)
     return false;
 }
 
-/* NULL, or what is wrong with a schema (of bounded depth) or a part of it. */
-static const char *schema_fault(const json_t *v)
+/* NULL, or what is wrong with a schema (of bounded depth) or a part of it. `strict`: limits that can't be kept count. */
+static const char *schema_fault(const json_t *v, bool strict)
 {
+    static const char *const counts[] = {"minLength", "maxLength", "minItems", "maxItems"};
     const char *key, *fault = NULL;
     json_t *item;
     size_t i;
     json_array_foreach((json_t *)v, i, item) {
-        if ((fault = schema_fault(item))) return fault;
+        if ((fault = schema_fault(item, strict))) return fault;
+    }
+    for (i = 0; strict && i < sizeof counts / sizeof counts[0]; i++) {
+        const json_t *count = json_object_get(v, counts[i]);
+        if (json_is_number(count) && !(json_number_value(count) <= MAX_COUNT))
+            return "minLength, maxLength, minItems and maxItems can be kept up to 2000 only";
     }
     json_object_foreach((json_t *)v, key, item) {
         const char *text = json_string_value(item);
@@ -364,26 +371,26 @@ static const char *schema_fault(const json_t *v)
             if (strlen(text) > MAX_PATTERN_BYTES) return "a pattern is too long";
             if (deep_pattern(text)) return "a pattern has too many parentheses inside one another";
         }
-        if ((fault = schema_fault(item))) return fault;
+        if ((fault = schema_fault(item, strict))) return fault;
     }
     return NULL;
 }
 
-static int check_schema(const char *text, const char *param, oai_error *e)
+static int check_schema(const char *text, bool strict, const char *param, oai_error *e)
 {
     if (strlen(text) > MAX_SCHEMA_BYTES)
         return oai_fail(e, 400, "invalid_schema", param, "the JSON schema is larger than %d bytes", MAX_SCHEMA_BYTES);
     json_t *v = json_loads(text, 0, NULL);
-    const char *fault = v ? schema_fault(v) : "it can't be read";
+    const char *fault = v ? schema_fault(v, strict) : "it can't be read";
     json_decref(v);
     return fault ? oai_fail(e, 400, "invalid_schema", param, "the JSON schema: %s", fault) : 0;
 }
 
 static int check_schemas(const oai_request *r, oai_error *e)
 {
-    if (r->schema && check_schema(r->schema, "response_format", e) != 0) return -1;
+    if (r->schema && check_schema(r->schema, true, "response_format", e) != 0) return -1;
     for (size_t i = 0; r->tool_choice != OAI_TOOLS_NONE && i < r->n_tools; i++) {
-        if (check_schema(r->tools[i].parameters, "tools", e) != 0) return -1;
+        if (check_schema(r->tools[i].parameters, false, "tools", e) != 0) return -1;
     }
     return 0;
 }

@@ -3,15 +3,17 @@
 #ifndef CHAT_WAYS_H
 #define CHAT_WAYS_H
 
+#include <jansson.h>
 #include <llama.h>
 #include <stdbool.h>
 #include <stddef.h>
-
-#include "chat_template.h"
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+#include "chat_template.h" /* which is C alone */
 
 typedef struct chat_texts {
     char **items; /* [n], allocated each by itself */
