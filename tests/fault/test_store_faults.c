@@ -30,9 +30,18 @@ static void quiet(imp_log_level level, const char *line, void *user)
 }
 
 static char base[256], at[256]; /* the store as it was, and the one that is broken */
+static bool rich;               /* stores that keep all they can, in 8 bits: later entries are derived then */
+
+static int open_world(imp_world *w, const char *dir)
+{
+    imp_store_opts opts;
+    imp_world_rich_opts(&opts);
+    return imp_world_open(w, dir, rich ? &opts : NULL, NULL);
+}
 
 static int set_up(void **state)
 {
+    rich = false;
     for (int i = 0; i < N_OLD; i++) old[i] = i;
     for (int i = 0; i < N_NEW; i++) new[i] = i < AT ? i : 5000 + i;
     imp_log_set(quiet, NULL, IMP_LOG_ERROR); /* there would be hundreds of warnings, all of them right */
@@ -70,7 +79,7 @@ static void make_old(const char *dir)
 {
     imp_world w;
     run("rm -rf '%s'%s", dir, "");
-    assert_int_equal(imp_world_open(&w, dir, NULL, NULL), 0);
+    assert_int_equal(open_world(&w, dir), 0);
     assert_int_equal(imp_world_commit(&w, old, N_OLD, 0, 0, NULL), 0);
     assert_int_equal(imp_store_flush(w.store), 0);
     imp_world_close(&w);
@@ -81,7 +90,7 @@ static void live(const char *dir)
 {
     imp_world w;
     imp_stats st;
-    if (imp_world_open(&w, dir, NULL, NULL) < 0) return;
+    if (open_world(&w, dir) < 0) return;
     int64_t n = imp_world_check(&w, old, N_OLD, true);
     assert_int_not_equal(n, IMP_WORLD_WRONG);
     n = imp_world_check(&w, new, N_NEW, true);
@@ -100,7 +109,7 @@ static void live(const char *dir)
 static void look_after(const char *dir, bool kept, const char *what, uint64_t nth)
 {
     imp_world w;
-    int rc = imp_world_open(&w, dir, NULL, NULL);
+    int rc = open_world(&w, dir);
     if (rc < 0) fail_msg("%s %llu: reopening: %s", what, (unsigned long long)nth, imp_last_error());
     int64_t n = imp_world_verify(&w, false, kept);
     if (kept && n != 0) fail_msg("%s %llu: %lld findings", what, (unsigned long long)nth, (long long)n);
@@ -109,13 +118,13 @@ static void look_after(const char *dir, bool kept, const char *what, uint64_t nt
     n = imp_world_check(&w, old, N_OLD, true);
     if (kept && n != N_OLD) fail_msg("%s %llu: %lld of old", what, (unsigned long long)nth, (long long)n);
     assert_int_not_equal(n, IMP_WORLD_WRONG);
-    assert_int_not_equal(imp_world_check(&w, new, N_NEW, true), IMP_WORLD_WRONG);
+    assert_int_not_equal(imp_world_check(&w, new, N_NEW, !rich), IMP_WORLD_WRONG);
     /* and it stores again */
     n = imp_world_check(&w, new, N_NEW, true);
     assert_true(n >= 0);
     assert_int_equal(imp_world_commit(&w, new, N_NEW, (size_t)n, 0, NULL), 0);
     assert_int_equal(imp_store_flush(w.store), 0);
-    assert_int_equal(imp_world_check(&w, new, N_NEW, true), N_NEW);
+    assert_int_equal(imp_world_check(&w, new, N_NEW, !rich), N_NEW);
     imp_world_close(&w);
 }
 
@@ -140,9 +149,8 @@ static void io_round(imp_io_kind kind, imp_io_action action, uint64_t value, boo
     assert_true(n_hit > 0);
 }
 
-static void every_io_error(void **state)
+static void every_io_error_here(void)
 {
-    (void)state;
     static const imp_io_kind kinds[] = {IMP_IO_OPEN, IMP_IO_READ, IMP_IO_WRITE, IMP_IO_FSYNC,
                                         IMP_IO_RENAME, IMP_IO_LIST};
     make_old(base);
@@ -156,18 +164,60 @@ static void every_io_error(void **state)
     io_round(IMP_IO_READ, IMP_IO_SHORT, 512, false, true);
 }
 
+static void every_io_error(void **state)
+{
+    (void)state;
+    every_io_error_here();
+}
+
+/* Among the first files that are written is then the space's basis: one that isn't there yet, to begin with. */
+static void every_io_error_rich(void **state)
+{
+    (void)state;
+    rich = true;
+    every_io_error_here();
+    for (imp_io_kind kind = IMP_IO_OPEN; kind <= IMP_IO_RENAME; kind++) {
+        for (uint64_t nth = 1; nth <= 3; nth++) {
+            imp_world w;
+            imp_stats st;
+            imp_io_fault f = {.kind = kind, .nth = nth, .action = IMP_IO_ERRNO, .value = EIO, .name = ".basis"};
+            run("rm -rf '%s'%s", at, "");
+            imp_io_fault_add(&f);
+            assert_int_equal(open_world(&w, at), 0);
+            assert_int_equal(imp_world_commit(&w, old, N_OLD, 0, 0, NULL), 0);
+            assert_int_equal(imp_store_flush(w.store), 0); /* with sketches or without */
+            imp_io_fault_clear();
+            assert_int_equal(imp_world_check(&w, old, N_OLD, true), N_OLD);
+            assert_int_equal(imp_world_verify(&w, false, true), 0);
+            assert_int_equal(imp_store_stats(w.store, &st), 0);
+            assert_int_equal(st.corrupt_chunks, 0);
+            assert_int_equal(imp_world_commit(&w, new, N_NEW, 0, 0, NULL), 0);
+            assert_int_equal(imp_store_flush(w.store), 0);
+            assert_int_equal(imp_world_check(&w, new, N_NEW, false), N_NEW);
+            imp_world_close(&w);
+            look_after(at, true, "basis", nth);
+        }
+    }
+    rich = false;
+}
+
 /* What a bad disk, cable or controller does to bytes. */
 static void every_flip(void **state)
 {
     (void)state;
-    make_old(base);
-    io_round(IMP_IO_READ, IMP_IO_FLIP, 12345, false, false);
-    io_round(IMP_IO_WRITE, IMP_IO_FLIP, 54321, false, false);
+    for (int turn = 0; turn < 2; turn++) {
+        rich = turn;
+        make_old(base);
+        io_round(IMP_IO_READ, IMP_IO_FLIP, 12345, false, false);
+        io_round(IMP_IO_WRITE, IMP_IO_FLIP, 54321, false, false);
+    }
+    rich = false;
 }
 
 static void every_allocation(void **state)
 {
     (void)state;
+    rich = imp_test_seed() / 7 % 2;
     make_old(base);
     run("cp -a '%s' '%s'", base, at);
     imp_alloc_fail_at(0, 0);
@@ -181,6 +231,7 @@ static void every_allocation(void **state)
         imp_alloc_fail_at(0, 0);
         look_after(at, true, "allocation", nth);
     }
+    rich = false;
 }
 
 /* ---- bytes that change on the disk */
@@ -436,7 +487,8 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
-        TEST(every_io_error),       TEST(every_flip),
+        TEST(every_io_error),       TEST(every_io_error_rich),
+        TEST(every_flip),
         TEST(every_allocation),     TEST(one_byte_of_a_segment),
         TEST(drop_from_a_chunk_on), TEST(one_byte_of_the_catalogue),
         TEST(catalogue_damaged_while_open),

@@ -195,6 +195,9 @@ static int check_span(const imp_span *span, const imp_hash128 *h)
         if (m->rest == IMP_REST_Q8) {
             s = imp_seg_chunk(span->seg->layout, IMP_REGION_SCALES, l, 0);
             rc = imp_io_read(span->seg->file, s.offset, scales, s.n_bytes);
+            if (rc == 0 && imp_seg_checksum(span->seg->layout, s.index, scales, s.n_bytes) != span->seg->sums[s.index]) {
+                rc = imp_fail(IMP_E_CORRUPT, "test: checksum of the scales of layer %u", l);
+            }
         }
         for (int value = 0; rc == 0 && value < 2; value++) {
             rc = check_region(span->seg, l, value, span->segment_first, span->n_tokens, h, buf, scales);
