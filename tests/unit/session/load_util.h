@@ -30,6 +30,10 @@ typedef struct util_world {
     imp_type type_k, type_v;
     uint32_t n_layers;
     imp_layer_shape layers[UTIL_MAX_LAYERS];
+    imp_rope ropes[UTIL_MAX_LAYERS]; /* with has_ropes */
+    bool has_ropes;
+    uint32_t n_heads[UTIL_MAX_LAYERS]; /* 0: any */
+    bool commit_queries;
 } util_world;
 
 static inline size_t util_k_elements(const util_world *w, uint32_t l)
@@ -101,6 +105,27 @@ static inline double util_element(imp_type type, const void *row, size_t i)
     return f;
 }
 
+/* ---- queries */
+
+typedef struct util_query {
+    imp_query q;
+    float *memory;
+} util_query;
+
+static inline util_query util_make_query(imp_rng *r, const util_world *w, uint32_t l)
+{
+    util_query u = {0};
+    uint32_t hd = w->layers[l].head_dim_k, heads = w->n_heads[l];
+    if (!heads) heads = w->layers[l].n_kv_heads * (1 + (uint32_t)imp_rng_below(r, 3));
+    size_t rows = 1 + imp_rng_below(r, 40), pad = imp_rng_below(r, 5);
+    size_t head_stride = hd + pad, row_stride = heads * head_stride + pad;
+    u.memory = malloc(rows * row_stride * sizeof *u.memory);
+    for (size_t i = 0; i < rows * row_stride; i++) u.memory[i] = (float)(imp_rng_unit(r) * 2 - 1);
+    u.q = (imp_query){.q = u.memory, .row_stride = row_stride, .head_stride = head_stride, .n_rows = rows,
+                      .n_heads = heads, .scale = 1 / sqrtf((float)hd), .softcap = imp_rng_below(r, 3) ? 0 : 3};
+    return u;
+}
+
 /* ---- world */
 
 static inline void util_open(util_world *w)
@@ -109,6 +134,7 @@ static inline void util_open(util_world *w)
     const imp_space_desc desc = {
         .struct_bytes = sizeof desc, .model_name = "test", .engine = "test", .weights = {7, 8},
         .type_k = w->type_k, .type_v = w->type_v, .n_layers = w->n_layers, .layers = w->layers,
+        .ropes = w->has_ropes ? w->ropes : NULL, .n_heads = w->n_heads[0] ? w->n_heads : NULL,
     };
     assert_int_equal(imp_space_open(w->store, &desc, &w->space), 0);
 }
@@ -154,6 +180,14 @@ static inline void util_commit(util_world *w, const int32_t *tokens, size_t n, s
             assert_int_equal(imp_commit_rows(c, l, t, 1, k, util_k_bytes(w, l), v, util_v_bytes(w, l)), 0);
         }
     }
+    imp_rng r;
+    imp_rng_seed(&r, n);
+    for (uint32_t l = 0; w->commit_queries && l < w->n_layers; l++) {
+        util_query u = util_make_query(&r, w, l);
+        if (u.q.n_rows > n) u.q.n_rows = n;
+        assert_int_equal(imp_commit_queries(c, l, n - u.q.n_rows, &u.q), 0);
+        free(u.memory);
+    }
     assert_int_equal(imp_commit_finish(c), 0);
     assert_int_equal(imp_store_flush(w->store), 0);
 }
@@ -163,25 +197,7 @@ static inline void util_tokens(imp_rng *r, int32_t *tokens, size_t n)
     for (size_t i = 0; i < n; i++) tokens[i] = (int32_t)imp_rng_below(r, 50000);
 }
 
-/* ---- queries and the naive twin */
-
-typedef struct util_query {
-    imp_query q;
-    float *memory;
-} util_query;
-
-static inline util_query util_make_query(imp_rng *r, const util_world *w, uint32_t l)
-{
-    util_query u = {0};
-    uint32_t hd = w->layers[l].head_dim_k, heads = w->layers[l].n_kv_heads * (1 + (uint32_t)imp_rng_below(r, 3));
-    size_t rows = 1 + imp_rng_below(r, 40), pad = imp_rng_below(r, 5);
-    size_t head_stride = hd + pad, row_stride = heads * head_stride + pad;
-    u.memory = malloc(rows * row_stride * sizeof *u.memory);
-    for (size_t i = 0; i < rows * row_stride; i++) u.memory[i] = (float)(imp_rng_unit(r) * 2 - 1);
-    u.q = (imp_query){.q = u.memory, .row_stride = row_stride, .head_stride = head_stride, .n_rows = rows,
-                      .n_heads = heads, .scale = 1 / sqrtf((float)hd), .softcap = imp_rng_below(r, 3) ? 0 : 3};
-    return u;
-}
+/* ---- the naive twin */
 
 /* scores[n] of the prefix `tokens` for the last max_rows rows. `key(i)` is row i. */
 static inline void util_h2o(const util_world *w, uint32_t l, const imp_query *q, size_t max_rows, const unsigned char *keys,
