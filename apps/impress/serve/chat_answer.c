@@ -117,17 +117,18 @@ static call *add_call(chat_answer *a, const chat_call *from)
     return c;
 }
 
-/* Blanks at the end may turn out to belong to the form, so they wait. */
-static size_t sure_length(const char *text, bool end)
+/* Without the blanks at the end: they may turn out to belong to the form. */
+static size_t sure_length(const char *text)
 {
     size_t n = strlen(text);
-    while (!end && n > 0 && strchr(" \n\r\t", text[n - 1])) n--;
+    while (n > 0 && strchr(" \n\r\t", text[n - 1])) n--;
     return n;
 }
 
 static bool tell_parsed(chat_answer *a, const chat_parsed *m, bool end)
 {
-    size_t n_reasoning = sure_length(m->reasoning, end), n_content = sure_length(m->content, end);
+    size_t n_reasoning = sure_length(m->reasoning);
+    size_t n_content = end && m->n_calls == 0 ? strlen(m->content) : sure_length(m->content);
     if (!tell(a, &a->reasoning, OAI_PIECE_REASONING, 0, false, m->reasoning, n_reasoning)) return false;
     if (!tell(a, &a->content, OAI_PIECE_TEXT, 0, false, m->content, n_content)) return false;
     for (size_t i = 0; i < m->n_calls; i++) {

@@ -1,5 +1,5 @@
-/* chat_fixture.h: a model that is a vocabulary and a chat template, made in a moment: a token for each byte, and some of
- * a chat. Enough for templates, grammars and parsers; nothing can be computed with it. */
+/* chat_fixture.h: a model that is a vocabulary and a chat template, made in a moment: a token for each byte, and some
+ * of a chat. Enough for templates, grammars and parsers; nothing can be computed with it. */
 #ifndef TEST_CHAT_FIXTURE_H
 #define TEST_CHAT_FIXTURE_H
 
@@ -126,7 +126,8 @@ static inline const char *spell(const struct llama_model *m, const llama_token *
     size_t at = 0;
     for (size_t i = 0; i < n; i++) {
         const struct llama_vocab *vocab = llama_model_get_vocab(m);
-        bool control = (llama_vocab_get_attr(vocab, tokens[i]) & (LLAMA_TOKEN_ATTR_CONTROL | LLAMA_TOKEN_ATTR_UNKNOWN)) != 0;
+        bool control =
+            (llama_vocab_get_attr(vocab, tokens[i]) & (LLAMA_TOKEN_ATTR_CONTROL | LLAMA_TOKEN_ATTR_UNKNOWN)) != 0;
         if (control) text[at++] = '{';
         int32_t got = llama_token_to_piece(vocab, tokens[i], text + at, (int32_t)(sizeof text - at - 2), 0, true);
         assert_true(got >= 0);
@@ -169,8 +170,8 @@ static inline void refuse_plan(const chat_template *t, bool chat, const char *bo
     oai_request_free(&r);
 }
 
-/* Feed a text to a plan's grammar: whether all of it, and then the end, is allowed. A token is the longest special one that
- * the text goes on with, else a byte. *n_taken: bytes taken before a refusal. */
+/* Feed a text to a plan's grammar: whether all of it, and then the end, is allowed. A token is the longest special one
+ * that the text goes on with, else a byte. *n_taken: bytes taken before a refusal. */
 static inline bool grammar_takes(const struct llama_model *m, const chat_plan *p, const char *text, size_t *n_taken)
 {
     const struct llama_vocab *vocab = llama_model_get_vocab(m);
@@ -196,8 +197,8 @@ static inline bool grammar_takes(const struct llama_model *m, const chat_plan *p
     return ok;
 }
 
-/* Parse an answer, given in pieces of `step` bytes. Writes what was told, e.g. `text|R:reasoning|C0:name(arguments)`, into
- * one static buffer; checks that the parts are what chat_answer_whole() says. */
+/* Parse an answer, given in pieces of `step` bytes. Writes what was told, e.g. `text|R:reasoning|C0:name(arguments)`,
+ * into one static buffer; checks that the parts are what chat_answer_whole() says. */
 static inline const char *parse_answer(const chat_plan *p, const char *text, size_t step)
 {
     static char out[1 << 16];
@@ -221,7 +222,8 @@ static inline const char *parse_answer(const chat_plan *p, const char *text, siz
             assert_true(k < 10);
             assert_int_equal(oai_utf8_whole(q->text, q->n_bytes), q->n_bytes);
             assert_true((q->id != NULL) == (q->name != NULL));
-            if (q->kind == OAI_PIECE_TOOL_CALL) assert_true((q->id != NULL) == (told[k].n == 0 && !told[k].text[1 << 13]));
+            if (q->kind == OAI_PIECE_TOOL_CALL)
+                assert_true((q->id != NULL) == (told[k].n == 0 && !told[k].text[1 << 13]));
             if (q->id) told[k].text[1 << 13] = 1; /* begun */
             memcpy(told[k].text + told[k].n, q->text, q->n_bytes);
             told[k].n += q->n_bytes;
@@ -236,10 +238,12 @@ static inline const char *parse_answer(const chat_plan *p, const char *text, siz
         assert_int_equal(told[k].n, q->n_bytes);
         assert_memory_equal(told[k].text, q->text, q->n_bytes);
         const char *gap = n_out ? "|" : "";
-        int w = q->kind == OAI_PIECE_TEXT        ? snprintf(out + n_out, sizeof out - n_out, "%s%.*s", gap, (int)q->n_bytes, q->text)
-                : q->kind == OAI_PIECE_REASONING ? snprintf(out + n_out, sizeof out - n_out, "%sR:%.*s", gap, (int)q->n_bytes, q->text)
-                                                 : snprintf(out + n_out, sizeof out - n_out, "%sC%zu:%s(%.*s)", gap,
-                                                            q->index, q->name, (int)q->n_bytes, q->text);
+        int w = q->kind == OAI_PIECE_TEXT
+                    ? snprintf(out + n_out, sizeof out - n_out, "%s%.*s", gap, (int)q->n_bytes, q->text)
+                : q->kind == OAI_PIECE_REASONING
+                    ? snprintf(out + n_out, sizeof out - n_out, "%sR:%.*s", gap, (int)q->n_bytes, q->text)
+                    : snprintf(out + n_out, sizeof out - n_out, "%sC%zu:%s(%.*s)", gap, q->index, q->name,
+                               (int)q->n_bytes, q->text);
         n_out += (size_t)w;
     }
     chat_answer_free(a);
