@@ -1,6 +1,7 @@
 /* kill -9 at any moment: children store prompts until they are killed, at a chosen operation of the segments' files,
- * at a chosen write or sync of the catalogue, or at a random time. After each the next open works, everything that a
- * child knew to be stored is there, the store verifies, and no file is left over. IMP_KILL_ROUNDS: how often (50). */
+ * at a chosen write or sync of the catalogue, at either of a reorder, or at a random time. After each the next open
+ * works, everything that a child knew to be stored is there, the store verifies, and no file is left over.
+ * IMP_KILL_ROUNDS: how often (50). */
 #include <dirent.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -17,6 +18,7 @@
 
 #include "base/rng.h"
 #include "io/io_fault.h"
+#include "store/history.h"
 #include "support/store_world.h"
 #include "support/support.h"
 
@@ -30,11 +32,18 @@ typedef enum phase {
     AT_CATALOGUE,
     AT_REBUILD,
     AT_BASIS,
+    AT_REORDER,           /* any operation of a reorder on files */
+    AT_REORDER_CATALOGUE, /* or on the catalogue */
     AT_RANDOM,
     N_PHASES
 } phase;
 
-static const char *const phase_names[] = {"write", "sync", "rename", "unlink", "catalogue", "rebuild", "basis", "random"};
+static const char *const phase_names[] = {"write",   "sync",  "rename",  "unlink",                "catalogue",
+                                          "rebuild", "basis", "reorder", "a reorder's catalogue", "random"};
+
+/* Among how many operations one is chosen. Writes of the catalogue come by the dozen for each entry; of the others a
+ * few. */
+static const uint64_t most_ops[] = {12, 12, 12, 12, 80, 30, 12, 100, 100, 12};
 
 /* ---- the catalogue's writes: SQLite's own file system with a hook before each write and sync */
 
@@ -95,6 +104,64 @@ static size_t prompt(uint64_t seed, int32_t *tokens)
     return n;
 }
 
+/* ---- reorders, until one of them is killed */
+
+static void add_history(imp_world *w, const int32_t *tokens, size_t n, imp_rng *rng)
+{
+    imp_path path;
+    uint64_t header_bytes;
+    float scores[MAX_TOKENS];
+    if (imp_store_match(w->store, w->space->id, tokens, n, true, &path, &header_bytes) < 0) _exit(9);
+    for (size_t i = 0; i < path.n_spans; i++) {
+        imp_history *h;
+        if (imp_history_get(w->store, path.spans[i].seg, &h) < 0) _exit(10);
+        for (uint32_t l = 0; l < WORLD_LAYERS; l++) {
+            for (uint32_t t = 0; t < path.spans[i].n_tokens; t++) scores[t] = (float)imp_rng_unit(rng);
+            imp_history_add(h, l, path.spans[i].segment_first, path.spans[i].n_tokens, scores);
+        }
+        imp_history_put(w->store, h);
+    }
+    imp_store_unpin(w->store, &path);
+}
+
+/* Stores a few prompts, tells of them, then reorders all there is again and again. */
+static void reorder_child(const char *dir, imp_rng *rng, phase at, uint64_t nth, int out)
+{
+    imp_world w;
+    imp_store_opts opts;
+    int32_t tokens[4][MAX_TOKENS];
+    size_t n[4];
+    imp_world_rich_opts(&opts);
+    opts.rest = IMP_REST_RAW;
+    opts.order = imp_rng_below(rng, 2) ? IMP_ORDER_CORE : IMP_ORDER_IMPORTANCE;
+    opts.keep ^= imp_rng_below(rng, 2) ? IMP_KEEP_PAIRED : 0;
+    if (imp_world_open(&w, dir, &opts, NULL) < 0) _exit(1);
+    for (int i = 0; i < 4; i++) {
+        uint64_t s = imp_rng_u64(rng);
+        n[i] = prompt(s, tokens[i]);
+        int64_t there = imp_world_check(&w, tokens[i], n[i], true);
+        if (there < 0 || imp_world_commit(&w, tokens[i], n[i], (size_t)there, 0, NULL) < 0) _exit(5);
+        if (imp_store_flush(w.store) < 0) _exit(6);
+        if (write(out, &s, sizeof s) != sizeof s) _exit(8);
+    }
+    imp_io_fault f = {.kind = IMP_IO_ALL, .nth = nth, .action = IMP_IO_KILL};
+    if (at == AT_REORDER) {
+        imp_io_fault_add(&f);
+    } else {
+        atomic_store(&catalogue_ops_left, (long)nth);
+    }
+    for (;;) {
+        for (int i = 0; i < 4; i++) add_history(&w, tokens[i], n[i], rng);
+        if (imp_store_reorder(w.store, NULL) < 0) {
+            fprintf(stderr, "child: %s\n", imp_last_error());
+            _exit(11);
+        }
+        for (int i = 0; i < 4; i++) {
+            if (imp_world_check(&w, tokens[i], n[i], true) < (int64_t)n[i] - 3) _exit(12);
+        }
+    }
+}
+
 /* ---- a child: stores, and says through `out` which seeds are stored for good */
 
 static void child(const char *dir, uint64_t seed, phase at, uint64_t nth, int n_ops, int out)
@@ -107,6 +174,7 @@ static void child(const char *dir, uint64_t seed, phase at, uint64_t nth, int n_
     imp_io_fault f = {.nth = nth, .action = IMP_IO_KILL};
     signal(SIGSEGV, SIG_DFL); /* cmocka's handler is the parent's */
     if (at == AT_CATALOGUE || at == AT_REBUILD) hook_catalogue((long)nth);
+    if (at == AT_REORDER_CATALOGUE) hook_catalogue(0);
     if (at == AT_REBUILD) {
         (void)unlink(imp_test_path(dir, "catalogue.db"));
         (void)unlink(imp_test_path(dir, "catalogue.db-wal"));
@@ -129,6 +197,7 @@ static void child(const char *dir, uint64_t seed, phase at, uint64_t nth, int n_
         opts.rest = IMP_REST_RAW;
     }
     imp_rng_seed(&rng, seed);
+    if (at == AT_REORDER || at == AT_REORDER_CATALOGUE) reorder_child(dir, &rng, at, nth, out);
     if (imp_world_open(&w, dir, &opts, NULL) < 0) {
         fprintf(stderr, "child: %s\n", imp_last_error());
         _exit(1);
@@ -243,8 +312,7 @@ static void kill_at_any_moment(void **state)
     for (int round = 0; round < n_rounds; round++) {
         int from, other_from = -1, status;
         phase at = (phase)(round % N_PHASES);
-        /* Writes of the catalogue come by the dozen for each entry; of the others a few. */
-        uint64_t nth = 1 + imp_rng_below(&rng, at == AT_CATALOGUE ? 80 : at == AT_REBUILD ? 30 : 12);
+        uint64_t nth = 1 + imp_rng_below(&rng, most_ops[at]);
         /* A new store now and then keeps this fast. */
         if (n_known > 40 && at != AT_REBUILD && imp_rng_below(&rng, 4) == 0) n_known = 0;
         if (at == AT_BASIS) n_known = 0; /* they are written once in the life of a store */
@@ -255,7 +323,9 @@ static void kill_at_any_moment(void **state)
         }
         const char *dir = imp_test_path(*state, "store");
         pid_t pid = start(dir, imp_rng_u64(&rng), at, nth, 0, &from), other = -1;
-        if (round % 5 == 4 && at != AT_REBUILD && at != AT_BASIS) other = start(dir, imp_rng_u64(&rng), AT_RANDOM, 0, 4, &other_from);
+        if (round % 7 == 4 && at != AT_REBUILD && at != AT_BASIS) {
+            other = start(dir, imp_rng_u64(&rng), AT_RANDOM, 0, 4, &other_from);
+        }
         if (at == AT_RANDOM) {
             usleep((useconds_t)imp_rng_below(&rng, 60000));
             kill(pid, SIGKILL);
