@@ -11,6 +11,21 @@ void replay_trace_free(replay_trace *t)
     memset(t, 0, sizeof *t);
 }
 
+int replay_trace_split(const replay_trace *t, uint32_t parts, replay_trace *out)
+{
+    *out = (replay_trace){.n_requests = t->n_requests, .n_uses = t->n_uses * parts, .n_blocks = t->n_blocks * parts,
+                          .block_tokens = (t->block_tokens + parts - 1) / parts};
+    out->first = malloc((t->n_requests + 1) * sizeof *out->first);
+    out->blocks = malloc((out->n_uses + 1) * sizeof *out->blocks);
+    if (!out->first || !out->blocks || out->n_uses >= UINT32_MAX) {
+        replay_trace_free(out);
+        return imp_set_error(IMP_E_NOMEM, "no memory for a trace in smaller blocks");
+    }
+    for (size_t r = 0; r <= t->n_requests; r++) out->first[r] = t->first[r] * parts;
+    for (size_t u = 0; u < out->n_uses; u++) out->blocks[u] = t->blocks[u / parts] * parts + (uint32_t)(u % parts);
+    return 0;
+}
+
 /* Count the hits of request `r`, of which `in(user, use)` says for each whether it is in the cache. */
 static void count(const replay_trace *t, size_t r, const float *weights, bool (*in)(const void *user, uint32_t block),
                   const void *user, replay_hits *out)

@@ -32,6 +32,9 @@ typedef struct replay_trace {
 
 void replay_trace_free(replay_trace *t); /* zeroed ones too */
 
+/* The same requests in smaller blocks: each becomes `parts`, one behind the other. Returns 0 or IMP_E_NOMEM. */
+int replay_trace_split(const replay_trace *t, uint32_t parts, replay_trace *out);
+
 /* What a cache did. Ratios are over all uses; weights over the sum of all weights. */
 typedef struct replay_hits {
     size_t prefix, tier;                 /* uses that hit */
