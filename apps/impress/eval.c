@@ -1,8 +1,9 @@
 /* impress eval: how well the systems answer, on multiple-choice questions with a shared prefix.
  *
- * The prefix of a task is computed and stored once. Then, question by question, each system brings it back for the
- * question's tokens, and all choices are scored over what that brought. `recomp` has a plain context of its own, where
- * the prefix stays in its cells and only the tail of each question is removed. Every answer is paired with the
+ * The prefix of a task is computed once, and copied into a store for each way of keeping it (stores.h). Then, system by
+ * system, caches and history are warmed with the same train examples; for each question the prefix is brought back for
+ * the question's tokens, and all choices are scored over what that brought. `recomp` has a plain context of its own,
+ * where the prefix stays in its cells and only the tail of each question is removed. Every answer is paired with the
  * reference's to the same question. */
 #include "eval.h"
 
@@ -25,10 +26,14 @@ static const opt options[] = {
     {"doc", 0, OPT_TEXTS, AT(docs), "FILE",
      "a document as prefix, with the questions on it from\nquestions.jsonl or --task FILE; may be given several\n"
      "times", true},
-    {"systems", 's', OPT_TEXT, AT(systems), "LIST", "systems to compare (default: recomp,as,as-h2o-lru)", true},
+    {"systems", 's', OPT_TEXT, AT(systems), "LIST",
+     "systems to compare, each NAME or NAME+SWITCH=VALUE...\n(default: recomp,as,as-h2o-lru)", true},
     {"retention", 'r', OPT_TEXT, AT(retention), "LIST",
      "shares of the prefix's tokens that each layer gets, over\n"
      "0 to 1, for systems that choose (default: 0.25)", false},
+    {"warm", 0, OPT_COUNT, AT(warm), "N",
+     "train examples asked before the scored questions, so that\n"
+     "caches and history know the prefix (default: 8)", true},
     {"limit", 0, OPT_COUNT, AT(limit), "N", "only the first N questions of each task", true},
     {"scoring", 0, OPT_TEXT, AT(scoring), "HOW",
      "the answer is the choice with the highest\nlog-likelihood (sum), or that for each character (norm);\n"
@@ -38,12 +43,11 @@ static const opt options[] = {
      "append a row for each question to FILE; what it holds\nalready is not computed again", true},
     {"json", 0, OPT_FLAG, AT(json), NULL, "print one object per system and task as JSON", true},
     {"store", 0, OPT_TEXT, AT(store.dir), "DIR",
-     "where prefixes are stored (default: ~/.cache/impress/eval);\n`none`: only recomp works", true},
-    {"store-limit", 0, OPT_SIZE, AT(store_limit), "SIZE", "size limit of that store (default: 10G)", false},
+     "folder of the stores, one for each way to keep a prefix\n"
+     "(default: ~/.cache/impress/eval); `none`: in memory, see\n--host-cache", true},
+    {"store-limit", 0, OPT_SIZE, AT(store_limit), "SIZE", "size limit of each of them (default: 10G)", false},
     STORE_OPTS_HOW(eval_settings),
-    {"keep-first", 0, OPT_COUNT, AT(keep_first), "N", "always load the first N tokens (default: 0)", false},
-    {"keep-last", 0, OPT_COUNT, AT(keep_last), "N", "always load the last N tokens (default: 0)", false},
-    {"query-rows", 0, OPT_COUNT, AT(query_rows), "N", "score by the last N tokens of the query (default: 32)", false},
+    REQUEST_OPTS(eval_settings),
     {"ctx-size", 'c', OPT_COUNT, AT(n_ctx), "N", "context, tokens (default: as the prompts need)", false},
     {"threads", 't', OPT_COUNT, AT(n_threads), "N", "threads (default: one a core)", false},
     {"batch-size", 'b', OPT_COUNT, AT(n_batch), "N", "tokens a decode call (default: 2048)", false},
@@ -76,7 +80,8 @@ static int check(const eval_settings *s)
 {
     if (!s->model) return opt_misuse(&eval_command, "no model: -m MODEL.gguf");
     if (!s->tasks && !s->task && s->docs.n == 0) return opt_misuse(&eval_command, "no questions: --tasks DIR");
-    if (s->docs.n && s->shots != EVAL_NO_SHOTS) return opt_misuse(&eval_command, "--doc and --shots exclude each other");
+    if (s->docs.n && s->shots != EVAL_NO_SHOTS)
+        return opt_misuse(&eval_command, "--doc and --shots exclude each other");
     if (strcmp(s->scoring, "auto") && strcmp(s->scoring, "sum") && strcmp(s->scoring, "norm"))
         return opt_misuse(&eval_command, "--scoring: `%s` is not one of auto, sum, norm", s->scoring);
     if (strcmp(s->reference, "as") && strcmp(s->reference, "recomp"))
@@ -87,18 +92,6 @@ static int check(const eval_settings *s)
     return 0;
 }
 
-/* What changes results, beside the questions, the model and the system. */
-static void describe_settings(eval *e)
-{
-    const eval_settings *s = e->s;
-    const switch_settings *w = &s->store.switches;
-    snprintf(e->settings, sizeof e->settings, "impress=%s cache=%s rest=%s chunk=%s keep=%u+%u rows=%u reference=%s",
-             imp_version(), s->cache_type ? s->cache_type : "f16",
-             w->text[SWITCH_REST] ? w->text[SWITCH_REST] : "f16", w->text[SWITCH_CHUNK] ? w->text[SWITCH_CHUNK] : "64",
-             (unsigned)s->keep_first, (unsigned)s->keep_last, s->query_rows ? (unsigned)s->query_rows : 32u,
-             s->reference);
-}
-
 static int open_files(eval *e)
 {
     const eval_settings *s = e->s;
@@ -107,7 +100,6 @@ static int open_files(eval *e)
     if (stat(s->model, &st) != 0) return app_fail("can't read the model %s: %s", s->model, strerror(errno));
     e->model_name = eval_base_name(s->model);
     e->model_bytes = (uint64_t)st.st_size;
-    describe_settings(e);
     return eval_rows_open(s->out, &e->rows, error) < 0 ? app_fail("%s", error) : 0;
 }
 
@@ -116,15 +108,18 @@ static int open_model(eval *e)
     int rc = app_model_load(e->s->model, e->s->verbose, &e->model);
     if (rc) return rc;
     e->n_vocab = (size_t)llama_vocab_n_tokens(llama_model_get_vocab(e->model));
-    e->logits = malloc(e->n_vocab * sizeof *e->logits);
-    return e->logits ? 0 : app_fail("out of memory");
+    return 0;
 }
 
 static void task_free(eval_task *t)
 {
     for (size_t i = 0; t->questions && i < t->n; i++)
         if (t->questions[i].example) eval_question_free(&t->questions[i]);
+    for (size_t i = 0; t->warm && i < t->n_warm; i++)
+        if (t->warm[i].example) eval_question_free(&t->warm[i]);
     free(t->questions);
+    free(t->warm);
+    app_prefix_free(&t->shared);
     free(t->prefix);
     task_file_free(&t->file);
     task_file_free(&t->train);
@@ -133,39 +128,38 @@ static void task_free(eval_task *t)
 
 int cmd_eval(int argc, char **argv)
 {
-    eval_settings s = {.shots = EVAL_NO_SHOTS, .n_batch = 2048, .n_ubatch = 512, .systems = "recomp,as,as-h2o-lru",
-                       .reference = "as", .scoring = "auto"};
+    eval_settings s = {.shots = EVAL_NO_SHOTS, .warm = EVAL_DEFAULT_WARM, .n_batch = 2048, .n_ubatch = 512,
+                       .systems = "recomp,as,as-h2o-lru", .reference = "as", .scoring = "auto"};
     int n_positional;
     int rc = opt_parse(&eval_command, argc, argv, &s, &n_positional);
     if (rc) return rc == 1 ? 0 : rc;
     if (n_positional) return opt_misuse(&eval_command, "unexpected argument `%s`", argv[1]);
     if ((rc = check(&s)) != 0) return rc;
 
-    eval e = {.s = &s, .progress = {.label = "answering"}};
-    imp_store_opts opts;
-    if ((rc = store_settings_apply(&eval_command, &s.store, &opts)) != 0) return rc;
-    opts.limit_bytes = s.store_limit;
+    eval e = {.s = &s, .stores.lock = -1, .progress = {.label = "answering"}};
     if ((rc = eval_plan_variants(&e, &eval_command)) != 0) return rc;
-    bool has_store = !s.store.dir || strcmp(s.store.dir, "none") != 0;
+    if ((rc = store_settings_apply(&eval_command, &s.store, &e.opts)) != 0) return rc;
+    e.opts.limit_bytes = s.store_limit;
+    bool none = s.store.dir && !strcmp(s.store.dir, "none");
+    bool has_store = !none || e.opts.host_cache_bytes > 0 || e.opts.device_cache_bytes > 0;
     for (size_t v = 0; v < e.n_variants && !has_store; v++)
         if (!e.variants[v].plain)
-            return opt_misuse(&eval_command, "--store none: %s needs a store (--reference recomp --systems recomp don't)",
-                              e.variants[v].name);
+            return opt_misuse(&eval_command,
+                              "--store none: %s needs a store, or memory (--host-cache) in place of it",
+                              e.variants[v].system.name);
 
     app_log_show(s.verbose);
-    const char *dir = !has_store ? NULL : s.store.dir ? s.store.dir : store_default_dir("eval");
+    e.dir = none ? NULL : s.store.dir ? s.store.dir : store_default_dir("eval");
     /* Mistakes in files should show before the wait for a model. */
     rc = eval_plan_tasks(&e, &eval_command);
     if (rc == 0) rc = open_files(&e);
-    if (rc == 0 && dir && imp_store_open(dir, &opts, &e.store) < 0) rc = app_fail("%s", imp_last_error());
     if (rc == 0) rc = open_model(&e);
     if (rc == 0) rc = eval_make_questions(&e);
     if (rc == 0) rc = eval_answer(&e);
     if (rc == 0) rc = s.json ? eval_report_json(&e) : eval_report_tables(&e);
 
-    imp_llama_free(e.loading);
+    app_stores_close(&e.stores);
     imp_llama_free(e.plain);
-    imp_store_close(e.store);
     llama_model_free(e.model);
     for (size_t i = 0; i < e.n_tasks; i++) task_free(&e.tasks[i]);
     free(e.tasks);

@@ -8,24 +8,26 @@
 #include "eval_stats.h"
 #include "options.h"
 #include "store_options.h"
+#include "stores.h"
 #include "tasks.h"
 #include "text.h"
 
-enum { EVAL_NO_SHOTS = INT32_MAX, EVAL_DEFAULT_SHOTS = 8, EVAL_MAX_VARIANTS = 64 };
+enum { EVAL_NO_SHOTS = INT32_MAX, EVAL_DEFAULT_SHOTS = 8, EVAL_DEFAULT_WARM = 8, EVAL_MAX_VARIANTS = 64 };
 
 typedef struct eval_settings {
     const char *model, *tasks, *task, *systems, *retention, *reference, *scoring, *out, *cache_type;
     opt_texts docs;
-    uint64_t shots, limit, keep_first, keep_last, query_rows, n_ctx, n_threads, n_batch, n_ubatch, store_limit;
+    uint64_t shots, limit, warm, n_ctx, n_threads, n_batch, n_ubatch, store_limit;
     bool json, verbose;
     store_settings store;
 } eval_settings;
 
 /* A system with its retention. */
 typedef struct eval_variant {
-    char name[48];
-    bool plain; /* recomp: the plain context */
-    bool asked; /* false: it is only the reference */
+    app_system system;
+    char settings[512]; /* what changes its results, beside the questions and the model */
+    bool plain;         /* recomp: the plain context */
+    bool asked;         /* false: it is only the reference */
     imp_llama_request request;
 } eval_variant;
 
@@ -37,9 +39,12 @@ typedef struct eval_task {
     int64_t shots;     /* -1: a document */
     bool norm;
     eval_question *questions; /* [n] once the model is there */
+    eval_question *warm;      /* [n_warm]: train examples beyond the prefix, asked before the scored ones */
+    size_t n_warm;
     size_t n_shared;   /* tokens that the prompts of all questions begin with */
     size_t longest;    /* tokens of the longest prompt with its longest choice */
-    bool stored, live; /* the prefix is in the store, in the plain context's cells */
+    app_prefix shared;
+    bool live;         /* the prefix is in the plain context's cells */
     bool warned;
 } eval_task;
 
@@ -51,14 +56,16 @@ typedef struct eval {
     eval_task *tasks;
     size_t n_tasks;
     eval_rows *rows;
-    char settings[128];
     const char *model_name;
     uint64_t model_bytes;
     struct llama_model *model;
     size_t n_vocab;
-    imp_store *store;
-    imp_llama *loading, *plain;
-    float *logits;    /* [n_vocab]: of the reference, for the question at hand */
+    const char *dir;  /* of the stores; NULL: in memory, or none */
+    imp_store_opts opts;
+    app_stores stores;
+    imp_llama *plain;
+    float *logits;    /* [n_block][n_vocab]: of the reference, for the questions at hand */
+    size_t n_block;
 
     text_progress progress;
     uint64_t start_ns;

@@ -21,38 +21,52 @@ static bool next_item(const char **list, char *item, size_t n)
 
 /* ---- systems */
 
-/* Add a system with a retention, unless it is there. */
-static int add_variant(eval *e, const opt_command *command, const char *name, double retention, bool asked)
+/* All that decides an answer, beside the question, the model and the retention. */
+static void describe(const eval *e, eval_variant *v)
 {
     const eval_settings *s = e->s;
+    size_t room = sizeof v->settings;
+    int n = snprintf(v->settings, room, "impress=%s cache=%s reference=%s", imp_version(),
+                     s->cache_type ? s->cache_type : "f16", s->reference);
+    if (v->plain) return;
+    n += snprintf(v->settings + n, room - (size_t)n, " warm=%u tiers=%llu+%llu", (unsigned)s->warm,
+                  (unsigned long long)s->store.host_cache, (unsigned long long)s->store.device_cache);
+    for (size_t i = 0; i < SWITCH_COUNT && (size_t)n < room; i++) {
+        char value[32];
+        n += snprintf(v->settings + n, room - (size_t)n, " %s=%s", switch_name(i),
+                      switch_value(&v->system, (switch_id)i, value));
+    }
+}
+
+/* Add a system with a retention, unless it is there. */
+static int add_variant(eval *e, const opt_command *command, const app_system *system, double retention, bool asked)
+{
     for (size_t i = 0; i < e->n_variants; i++) {
-        if (strcmp(e->variants[i].name, name) != 0 || e->variants[i].request.load.retention != retention) continue;
+        const app_system *has = &e->variants[i].system;
+        if (strcmp(has->name, system->name) != 0 || has->load.retention != retention) continue;
         e->variants[i].asked |= asked;
         return 0;
     }
     if (e->n_variants == EVAL_MAX_VARIANTS)
         return opt_misuse(command, "more than %d systems and retentions", EVAL_MAX_VARIANTS);
     eval_variant *v = &e->variants[e->n_variants++];
-    *v = (eval_variant){.plain = !strcmp(name, "recomp"), .asked = asked};
-    snprintf(v->name, sizeof v->name, "%s", name);
+    *v = (eval_variant){.system = *system, .plain = system->recompute, .asked = asked};
+    v->system.load.retention = retention;
     imp_llama_request_init(&v->request);
-    v->request.load.retention = retention;
+    app_system_request(&v->system, &v->request);
     v->request.store_new = false;
-    v->request.recompute = v->plain;
-    v->request.load.n_keep_first = (uint32_t)s->keep_first;
-    v->request.load.n_keep_last = (uint32_t)s->keep_last;
-    v->request.load.max_query_rows = (uint32_t)s->query_rows;
-    if (!v->plain) imp_system_preset(name, &v->request.load.switches);
+    v->request.load.record = IMP_RECORD_NOTHING; /* nothing is learned from what is scored */
+    describe(e, v);
     return 0;
 }
 
-static int add_system(eval *e, const opt_command *command, const char *name, bool asked)
+static int add_system(eval *e, const opt_command *command, const char *where, const char *text,
+                      const switch_settings *given, bool asked)
 {
-    imp_switches switches;
-    if (!strcmp(name, "recomp")) return add_variant(e, command, name, 1, asked);
-    if (imp_system_preset(name, &switches) < 0)
-        return opt_misuse(command, "--systems: %s, and recomp", imp_last_error());
-    if (switches.identify == IMP_IDENTIFY_NONE) return add_variant(e, command, name, 1, asked);
+    app_system system;
+    char error[SWITCH_ERROR_BYTES];
+    if (app_system_make(where, text, given, 1, &system, error) < 0) return opt_misuse(command, "%s", error);
+    if (!system.chooses) return add_variant(e, command, &system, 1, asked);
     const char *list = e->s->retention ? e->s->retention : "0.25";
     char item[64];
     int rc = 0;
@@ -60,28 +74,38 @@ static int add_system(eval *e, const opt_command *command, const char *name, boo
         double r;
         if (!text_parse_real(item, &r) || !(r > 0 && r <= 1))
             return opt_misuse(command, "--retention wants shares over 0 and up to 1, not `%s`", item);
-        rc = add_variant(e, command, name, r, asked);
+        rc = add_variant(e, command, &system, r, asked);
     }
     return rc;
 }
 
 int eval_plan_variants(eval *e, const opt_command *command)
 {
+    const switch_settings *given = &e->s->store.switches;
+    /* The reference loads everything, at the precision of the others. */
+    const switch_settings full = {.text = {[SWITCH_REST] = given->text[SWITCH_REST]}};
     const char *list = e->s->systems;
-    char name[48];
+    char name[160];
     int rc = 0;
-    while (rc == 0 && next_item(&list, name, sizeof name)) rc = add_system(e, command, name, true);
-    if (rc == 0) rc = add_system(e, command, e->s->reference, false);
+    while (rc == 0 && next_item(&list, name, sizeof name)) rc = add_system(e, command, "--systems", name, given, true);
+    size_t n_own = e->n_variants;
+    if (rc == 0) rc = add_system(e, command, "--reference", e->s->reference, &full, false);
+    app_system reference, systems[EVAL_MAX_VARIANTS];
+    char error[SWITCH_ERROR_BYTES];
+    if (rc == 0 && app_system_make("--reference", e->s->reference, &full, 1, &reference, error) < 0)
+        rc = opt_misuse(command, "%s", error);
     if (rc) return rc;
-    size_t n_asked = 0, n_choosing = 0;
+    size_t n_loading = 0, n_choosing = 0;
     for (size_t i = 0; i < e->n_variants; i++) {
-        if (!strcmp(e->variants[i].name, e->s->reference)) e->reference = i;
-        n_asked += e->variants[i].asked;
-        n_choosing += e->variants[i].request.load.switches.identify != IMP_IDENTIFY_NONE;
+        const app_system *s = &e->variants[i].system;
+        if (!strcmp(s->name, reference.name)) e->reference = i;
+        if (i < n_own && !s->recompute) systems[n_loading++] = *s;
+        n_choosing += s->chooses;
     }
-    if (n_asked == 0) return opt_misuse(command, "--systems wants at least one");
+    if (n_own == 0) return opt_misuse(command, "--systems wants at least one");
     if (e->s->retention && n_choosing == 0)
         return opt_misuse(command, "--retention has no meaning: none of the systems chooses tokens");
+    app_system_notes(systems, n_loading);
     return 0;
 }
 
@@ -154,7 +178,8 @@ static int add_task_file(eval *e, const char *path)
         if (task_file_read(train, NULL, &t->train, error) < 0) return app_fail("%s", error);
         if (t->train.n < shots)
             return app_fail("%s has %zu examples, fewer than --shots %zu", train, t->train.n, shots);
-        const task_example *leak = task_leak(&t->train, shots, &t->file, t->n);
+        t->n_warm = t->train.n - shots < s->warm ? t->train.n - shots : (size_t)s->warm;
+        const task_example *leak = task_leak(&t->train, shots + t->n_warm, &t->file, t->n);
         if (leak) return app_fail("%s:%u: example %s is scored too, in %s", train, leak->line, leak->id, path);
     }
     t->prefix = task_shots(&t->train, shots);

@@ -20,13 +20,21 @@ static int summarise(const eval *e, const eval_task *t, size_t variant, eval_sum
     return ok ? 0 : app_fail("out of memory");
 }
 
+/* Is there something that it does where its way to identify doesn't do? */
+static bool may_fall_back(const eval_variant *v)
+{
+    imp_identify identify = v->request.load.switches.identify;
+    return v->system.chooses && (identify == IMP_IDENTIFY_PROBE || identify == IMP_IDENTIFY_SKETCH);
+}
+
 static json_t *summary_json(const eval *e, const eval_task *t, const eval_variant *v, const eval_summary *s)
 {
-    return json_pack("{s:s,s:s,s:s,s:f,s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:n,s:f,s:f}", "system", v->name, "task",
+    json_t *fallback = may_fall_back(v) ? json_real(s->fallback) : json_null();
+    return json_pack("{s:s,s:s,s:s,s:f,s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:o,s:f,s:f}", "system", v->system.name, "task",
                      t->name, "model", e->model_name, "retention", v->request.load.retention, "n", (json_int_t)s->n,
                      "accuracy", s->accuracy, "diff_full", s->diff, "ci_low", s->ci_low, "ci_high", s->ci_high,
-                     "agreement", s->agreement, "kl", s->kl, "mass", s->mass, "fallback_layers", "identify_bytes",
-                     s->identify_bytes, "bytes_read", s->bytes_read);
+                     "agreement", s->agreement, "kl", s->kl, "mass", s->mass, "fallback_layers", fallback,
+                     "identify_bytes", s->identify_bytes, "bytes_read", s->bytes_read);
 }
 
 int eval_report_json(const eval *e)
@@ -50,7 +58,7 @@ int eval_report_json(const eval *e)
 static int print_task(const eval *e, const eval_task *t)
 {
     static const char *const heads[] = {"", "sum %", "norm %", "diff", "95 % interval", "same %", "KL", "mass",
-                                        "identify", "read"};
+                                        "fall %", "identify", "read"};
     char about[64];
     if (t->shots < 0) snprintf(about, sizeof about, "the document");
     else snprintf(about, sizeof about, "%lld shots", (long long)t->shots);
@@ -63,17 +71,18 @@ static int print_task(const eval *e, const eval_task *t)
     for (size_t i = 0; ok && rc == 0 && i < e->n_variants; i++) {
         const eval_variant *v = &e->variants[i];
         eval_summary s;
-        char identify[32], read[32];
+        char identify[32], read[32], fallback[32] = "-";
         if (!v->asked) continue;
         if ((rc = summarise(e, t, i, &s)) != 0) break;
-        ok = v->request.load.switches.identify != IMP_IDENTIFY_NONE
-                 ? text_table_add(table, "%s %g %%", v->name, v->request.load.retention * 100)
-                 : text_table_add(table, "%s", v->name);
+        if (may_fall_back(v)) snprintf(fallback, sizeof fallback, "%.1f", s.fallback * 100);
+        ok = v->system.chooses
+                 ? text_table_add(table, "%s %g %%", v->system.name, v->request.load.retention * 100)
+                 : text_table_add(table, "%s", v->system.name);
         ok = ok && text_table_add(table, "%.1f", s.accuracy_sum * 100) &&
              text_table_add(table, "%.1f", s.accuracy_norm * 100) && text_table_add(table, "%+.1f", s.diff * 100) &&
              text_table_add(table, "%+.1f to %+.1f", s.ci_low * 100, s.ci_high * 100) &&
              text_table_add(table, "%.1f", s.agreement * 100) && text_table_add(table, "%.2g", s.kl) &&
-             text_table_add(table, "%.3f", s.mass) &&
+             text_table_add(table, "%.3f", s.mass) && text_table_add(table, "%s", fallback) &&
              text_table_add(table, "%s", text_bytes((uint64_t)s.identify_bytes, identify)) &&
              text_table_add(table, "%s", text_bytes((uint64_t)s.bytes_read, read));
     }

@@ -97,21 +97,23 @@ static int read_row(eval_rows *r, const char *line, size_t n_bytes, unsigned num
     if (!o) return fail(error, "%s:%u: not a row of eval: %s", r->path, number, at.text);
 
     const char *hash_text = NULL;
-    json_int_t version = 0, model_bytes = 0, shots = -1, answer = 0, sum = 0, norm = 0, identify = 0, read = 0;
+    json_int_t version = 0, model_bytes = 0, shots = -1, answer = 0, sum = 0, norm = 0, identify = 0, read = 0,
+               selected = 0, fallback = 0;
     json_t *shots_value = NULL;
     eval_key key = {0};
     eval_outcome outcome = {0};
     int rc = 0;
-    if (json_unpack_ex(o, &at, 0, "{s:I,s:s,s:I,s:s,s:s,s:s,s:F,s:o,s:s,s:s,s:I,s:I,s:I,s:F,s:F,s:I,s:I}", "eval",
+    static const char format[] = "{s:I,s:s,s:I,s:s,s:s,s:s,s:F,s:o,s:s,s:s,s:I,s:I,s:I,s:F,s:F,s:I,s:I,s?I,s?I}";
+    if (json_unpack_ex(o, &at, 0, format, "eval",
                        &version, "model", &key.model, "model_bytes", &model_bytes, "settings", &key.settings, "task",
                        &key.task, "system", &key.system, "retention", &key.retention, "shots", &shots_value, "id",
                        &key.id, "prompt", &hash_text, "answer", &answer, "choice_sum", &sum, "choice_norm", &norm,
                        "kl", &outcome.kl, "mass", &outcome.mass, "identify_bytes", &identify, "bytes_read",
-                       &read) != 0) {
+                       &read, "selected_layers", &selected, "fallback_layers", &fallback) != 0) {
         rc = fail(error, "%s:%u: not a row of eval: %s", r->path, number, at.text);
     } else if (version != 1) {
         rc = fail(error, "%s:%u: rows of version %lld are not known here", r->path, number, (long long)version);
-    } else if (answer < 0 || sum < 0 || norm < 0 || identify < 0 || read < 0 || model_bytes < 0) {
+    } else if ((answer | sum | norm | identify | read | selected | fallback | model_bytes) < 0) {
         rc = fail(error, "%s:%u: not a row of eval: a negative number", r->path, number);
     } else {
         if (json_is_integer(shots_value)) shots = json_integer_value(shots_value);
@@ -123,6 +125,8 @@ static int read_row(eval_rows *r, const char *line, size_t n_bytes, unsigned num
         outcome.choice_norm = (size_t)norm;
         outcome.identify_bytes = (uint64_t)identify;
         outcome.bytes_read = (uint64_t)read;
+        outcome.selected = (uint64_t)selected;
+        outcome.fallback = (uint64_t)fallback;
         char *text = key_text(&key);
         if (text && find(r, text)) free(text); /* two runs may have had the same row to do */
         else if (keep(r, text, &outcome) != 0) rc = fail(error, "out of memory reading %s", r->path);
@@ -140,14 +144,16 @@ static char *row_text(const eval_key *key, const eval_outcome *out, const eval_d
     char hash[17];
     snprintf(hash, sizeof hash, "%016" PRIx64, key->prompt_hash);
     json_t *o = json_pack(
-        "{s:i,s:s,s:I,s:s,s:s,s:s,s:f,s:o,s:s,s:s,s:I,s:I,s:I,s:o,s:f,s:f,s:I,s:I,s:I,s:I,s:I,s:f}", "eval", 1, "model",
-        key->model, "model_bytes", (json_int_t)key->model_bytes, "settings", key->settings, "task", key->task, "system",
+        "{s:i,s:s,s:I,s:s,s:s,s:s,s:f,s:o,s:s,s:s,s:I,s:I,s:I,s:o,s:f,s:f,s:I,s:I,s:I,s:I,s:I,s:f,s:I,s:I}", "eval", 1,
+        "model", key->model, "model_bytes", (json_int_t)key->model_bytes, "settings", key->settings, "task",
+        key->task, "system",
         key->system, "retention", key->retention, "shots",
         key->shots < 0 ? json_null() : json_integer((json_int_t)key->shots), "id", key->id, "prompt", hash, "answer",
         (json_int_t)out->answer, "choice_sum", (json_int_t)out->choice_sum, "choice_norm", (json_int_t)out->choice_norm,
         "logprobs", logprobs, "kl", out->kl, "mass", out->mass, "identify_bytes", (json_int_t)out->identify_bytes,
         "bytes_read", (json_int_t)out->bytes_read, "prefix_tokens", (json_int_t)detail->prefix_tokens, "matched_tokens",
-        (json_int_t)detail->matched_tokens, "loaded_tokens", (json_int_t)detail->loaded_tokens, "ms", detail->ms);
+        (json_int_t)detail->matched_tokens, "loaded_tokens", (json_int_t)detail->loaded_tokens, "ms", detail->ms,
+        "selected_layers", (json_int_t)out->selected, "fallback_layers", (json_int_t)out->fallback);
     /* All digits: a run that is taken up again gives the same figures to the last. */
     char *text = o && !bad ? json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(o);

@@ -65,6 +65,7 @@ bool eval_summarise(const eval_outcome *const *outcomes, const eval_outcome *con
 {
     memset(out, 0, sizeof *out);
     size_t right_sum = 0, right_norm = 0, agree = 0, worse = 0, better = 0;
+    double selected = 0, fallback = 0;
     for (size_t i = 0; i < n; i++) {
         const eval_outcome *o = outcomes[i], *r = references[i];
         size_t mine = norm ? o->choice_norm : o->choice_sum, its = norm ? r->choice_norm : r->choice_sum;
@@ -78,6 +79,8 @@ bool eval_summarise(const eval_outcome *const *outcomes, const eval_outcome *con
         out->mass += o->mass;
         out->identify_bytes += (double)o->identify_bytes;
         out->bytes_read += (double)o->bytes_read;
+        selected += (double)o->selected;
+        fallback += (double)o->fallback;
     }
     double count = (double)n;
     out->n = n;
@@ -90,5 +93,6 @@ bool eval_summarise(const eval_outcome *const *outcomes, const eval_outcome *con
     out->mass /= count;
     out->identify_bytes /= count;
     out->bytes_read /= count;
+    out->fallback = selected > 0 ? fallback / selected : 0;
     return eval_paired_interval(n, worse, better, &out->ci_low, &out->ci_high);
 }

@@ -13,6 +13,7 @@ typedef struct eval_outcome {
     double kl;                      /* first answer token, from the reference's distribution, in nats */
     double mass;
     uint64_t identify_bytes, bytes_read;
+    uint64_t selected, fallback;    /* layers that chose, and those that went by all keys though less was asked for */
 } eval_outcome;
 
 typedef struct eval_summary {
@@ -24,6 +25,7 @@ typedef struct eval_summary {
     double agreement;          /* share of questions with the reference's choice */
     double kl, mass;           /* means */
     double identify_bytes, bytes_read; /* means, for one question */
+    double fallback;           /* share of layers */
 } eval_summary;
 
 /* Summarise n > 0 outcomes, each paired with the reference's of the same question. `norm` says which choice counts.

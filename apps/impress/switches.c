@@ -283,11 +283,8 @@ int app_system_make(const char *where, const char *text, const switch_settings *
         if (plus) rc = read_text(where, plus + 1, values, inside, error);
         if (rc == 0) rc = apply(where, out, values, inside, error);
     }
-    imp_identify identify = out->load.switches.identify;
-    out->chooses = !out->recompute && identify != IMP_IDENTIFY_NONE;
+    out->chooses = !out->recompute && out->load.switches.identify != IMP_IDENTIFY_NONE;
     if (out->chooses) out->load.retention = retention;
-    if (identify == IMP_IDENTIFY_SKETCH) out->keep = IMP_KEEP_SKETCH | IMP_KEEP_PAIRED;
-    if (identify == IMP_IDENTIFY_PROBE) out->keep = IMP_KEEP_PROBE;
     free(copy);
     return rc;
 }
@@ -295,11 +292,7 @@ int app_system_make(const char *where, const char *text, const switch_settings *
 void app_system_store(const app_system *s, imp_store_opts *opts)
 {
     if (s->recompute) return; /* what is stored on the way is as the options say */
-    opts->order = s->load.switches.order;
-    opts->rest = s->load.switches.rest;
-    opts->chunk_tokens = s->load.switches.chunk_tokens;
-    opts->cache = s->load.switches.cache;
-    opts->keep = s->keep;
+    imp_store_opts_switches(opts, &s->load.switches);
     opts->n_probe_heads = s->load.n_probe_heads;
     opts->probe_spread = s->load.probe_spread;
 }
@@ -314,9 +307,9 @@ const char *app_system_combination(const app_system *s, char buf[64])
 {
     const imp_switches *w = &s->load.switches;
     char kept[40] = "";
-    if (s->keep & IMP_KEEP_PROBE)
+    if (w->identify == IMP_IDENTIFY_PROBE)
         snprintf(kept, sizeof kept, "-probe%u%s", s->load.n_probe_heads, s->load.probe_spread ? "s" : "");
-    if (s->keep & IMP_KEEP_SKETCH) snprintf(kept, sizeof kept, "-sketch");
+    if (w->identify == IMP_IDENTIFY_SKETCH) snprintf(kept, sizeof kept, "-sketch");
     const char *rest = w->rest == IMP_REST_RAW ? "f16" : switch_rest_name(w->rest);
     snprintf(buf, 64, "%s-%s-%u%s", switch_order_name(w->order), rest, w->chunk_tokens, kept);
     return buf;

@@ -46,7 +46,6 @@ typedef struct app_system {
     bool recompute;     /* `recomp`: nothing is loaded */
     bool chooses;       /* it identifies tokens, so a retention has a meaning */
     imp_load_opts load; /* with the store's switches, too */
-    unsigned keep;      /* IMP_KEEP_... that it needs of a store */
     unsigned unused;    /* bit i: switch i was given by an option, and has no meaning for this system */
 } app_system;
 

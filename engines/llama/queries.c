@@ -135,20 +135,36 @@ void lc_queries_end(imp_llama *ctx, bool done)
     }
 }
 
+static imp_query layer_query(const imp_llama *ctx, const lc_seq *s, size_t layer, size_t n_rows)
+{
+    const lc_site *site = &ctx->sites[layer];
+    return (imp_query){
+        .q = row_at(ctx, s, layer, 0), .row_stride = row_floats(site), .head_stride = site->shape.head_dim_k,
+        .n_rows = n_rows, .n_heads = site->n_heads, .scale = site->scale, .softcap = site->softcap,
+    };
+}
+
 void lc_queries_commit(imp_llama *ctx, lc_seq *s)
 {
     const lc_queries *q = &s->queries;
     for (size_t l = 0; l < ctx->n_sites && q->n > 0 && q->first < s->commit_end; l++) {
-        const lc_site *site = &ctx->sites[l];
-        size_t n = q->first + q->n <= s->commit_end ? q->n : s->commit_end - q->first;
-        imp_query query = {
-            .q = row_at(ctx, s, l, 0), .row_stride = row_floats(site), .head_stride = site->shape.head_dim_k,
-            .n_rows = n, .n_heads = site->n_heads, .scale = site->scale, .softcap = site->softcap,
-        };
+        imp_query query = layer_query(ctx, s, l, q->first + q->n <= s->commit_end ? q->n : s->commit_end - q->first);
         if (imp_commit_queries(s->commit, (uint32_t)l, q->first, &query) < 0) {
             lc_say(IMP_LOG_INFO, "queries aren't kept with the new KV: %s", imp_last_error());
             break;
         }
     }
     lc_queries_drop(s);
+}
+
+int imp_llama_get_queries(imp_llama *ctx, llama_seq_id seq, uint32_t layer, size_t *first, imp_query *out)
+{
+    if (!ctx || !first || !out || seq < 0 || (uint32_t)seq >= ctx->n_seq_max || (ctx->space && layer >= ctx->n_sites)) {
+        return lc_error(IMP_E_ARG, "imp_llama_get_queries: no sequence %d or layer %u", seq, layer);
+    }
+    const lc_seq *s = ctx->space ? &ctx->seqs[seq] : NULL;
+    if (!s || s->queries.n == 0) return lc_error(IMP_E_NOTFOUND, "no queries are kept of this prompt");
+    *first = s->queries.first;
+    *out = layer_query(ctx, s, layer, s->queries.n);
+    return 0;
 }

@@ -65,6 +65,7 @@ int lc_space_describe(imp_llama *ctx, const char *salt, imp_space **out)
         .model_name = name, .engine = engine, .weights = files[0], .type_k = type_k, .type_v = type_v,
         .n_layers = (uint32_t)ctx->n_sites, .layers = layers,
         .fields = fields, .n_fields = sizeof fields / sizeof fields[0], .salt = salt,
+        .ropes = ctx->probe.no_ropes ? NULL : ropes, .n_heads = n_heads,
     };
     rc = imp_space_open(ctx->store, &desc, out);
 out:
@@ -116,4 +117,40 @@ int imp_llama_set_salt(imp_llama *ctx, llama_seq_id seq, const char *salt)
     s->salt = copy;
     s->space = space;
     return 0;
+}
+
+int imp_llama_set_store(imp_llama *ctx, imp_store *store)
+{
+    if (!ctx || !store) return lc_error(IMP_E_ARG, "imp_llama_set_store: no context or store");
+    if (!ctx->space) return lc_error(IMP_E_UNSUPPORTED, "the store is not used: %s", ctx->why);
+    for (uint32_t i = 0; i < ctx->n_seq_max; i++) {
+        if (imp_llama_seq_pos_max(ctx, (llama_seq_id)i) >= 0) {
+            return lc_error(IMP_E_ARG, "the store can't change under sequence %u, which isn't empty", i);
+        }
+    }
+    imp_store *before = ctx->store;
+    imp_space *space;
+    ctx->store = store;
+    int rc = lc_space_describe(ctx, ctx->salt, &space);
+    if (rc < 0) {
+        ctx->store = before;
+        return rc;
+    }
+    imp_space_close(ctx->space);
+    ctx->space = space;
+    for (uint32_t i = 0; i < ctx->n_seq_max; i++) {
+        imp_space_close(ctx->seqs[i].space); /* that of a salt is opened with the next prompt */
+        ctx->seqs[i].space = NULL;
+    }
+    return 0;
+}
+
+uint32_t imp_llama_get_shape(const imp_llama *ctx, imp_type *type_k, imp_type *type_v, imp_layer_shape *layers,
+                             uint32_t max)
+{
+    if (!ctx->space) return 0;
+    lc_space_type(ctx->sites[0].k->type, type_k);
+    lc_space_type(ctx->sites[0].v->type, type_v);
+    for (uint32_t l = 0; l < max && l < ctx->n_sites; l++) layers[l] = ctx->sites[l].shape;
+    return (uint32_t)ctx->n_sites;
 }

@@ -103,6 +103,20 @@ int imp_llama_open_space(imp_llama *ctx, const char *salt, imp_space **out);
  * on this context. */
 const char *imp_llama_note(imp_llama *ctx, const imp_llama_request *request);
 
+/* Go on with another store, which must outlive the context, in place of the one it was opened with. All sequences must
+ * be empty (IMP_E_ARG); IMP_E_UNSUPPORTED where the store isn't used. On failure nothing changes. */
+int imp_llama_set_store(imp_llama *ctx, imp_store *store);
+
+/* The rows that the store keeps of this context: sets the types, and the shapes of the first `max` layers. Returns how
+ * many layers there are, 0 where the store isn't used. */
+uint32_t imp_llama_get_shape(const imp_llama *ctx, imp_type *type_k, imp_type *type_v, imp_layer_shape *layers,
+                             uint32_t max);
+
+/* Queries of one layer that go into the store with the prompt that sequence `seq` just took: those of up to 64 of its
+ * last tokens, the first of them at position *first. IMP_E_NOTFOUND: there are none, as the prompt wasn't computed over
+ * exact KV, isn't to be stored, or is stored already. Valid until the next call on this context. */
+int imp_llama_get_queries(imp_llama *ctx, llama_seq_id seq, uint32_t layer, size_t *first, imp_query *out);
+
 /* ---- mirrors of llama.h */
 
 /* As llama_decode(): 0, 1 (no slot), 2 (aborted), negative (error); on anything but 0 the batch left no trace. A failed
