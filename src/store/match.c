@@ -11,11 +11,8 @@
 /* Long enough that a bad disk costs few requests a second pass, short enough that a pulled cable is forgotten. */
 static const uint64_t aside_ns = 600000000000u;
 
-void imp_lock_fresh(imp_store *s)
+static void lock_after(imp_store *s, bool ask)
 {
-    /* While this process changes the catalogue nobody else does, and the change began with everything read. Its commit
-     * waits for the disk, which a match need not. A wrong guess costs a wait or a miss, never a wrong answer. */
-    bool ask = !atomic_load_explicit(&s->changing, memory_order_relaxed);
     if (ask) pthread_mutex_lock(&s->cat_lock);
     pthread_mutex_lock(&s->lock);
     if (ask) {
@@ -24,6 +21,15 @@ void imp_lock_fresh(imp_store *s)
         pthread_mutex_unlock(&s->cat_lock);
     }
 }
+
+void imp_lock_fresh(imp_store *s)
+{
+    /* While this process changes the catalogue nobody else does, and the change began with everything read. Its commit
+     * waits for the disk, which a match need not. A wrong guess costs a wait or a miss, never a wrong answer. */
+    lock_after(s, !atomic_load_explicit(&s->changing, memory_order_relaxed));
+}
+
+void imp_lock_sure(imp_store *s) { lock_after(s, true); }
 
 static void use(imp_store *s, imp_tree *tree, imp_radix_node *n, int64_t now_s)
 {
@@ -49,14 +55,14 @@ static size_t steps_to_aside(const imp_store *s, size_t n_steps)
     return n_steps;
 }
 
-/* Pin the nodes along the tokens. Segments that aren't open stay NULL. */
-static int find_way(imp_store *s, imp_hash128 space, const int32_t *tokens, size_t n_tokens, bool exact_only,
+/* Pin the nodes along the tokens. Segments that aren't open stay NULL. `sure`: what the forest says may be out of date. */
+static int find_way(imp_store *s, imp_hash128 space, const int32_t *tokens, size_t n_tokens, bool exact_only, bool sure,
                     imp_path *out)
 {
     size_t n_steps = 0;
     int rc = 0;
     *out = (imp_path){0};
-    imp_lock_fresh(s);
+    sure ? imp_lock_sure(s) : imp_lock_fresh(s);
     imp_tree *tree = imp_forest_tree(&s->forest, space);
     if (tree) rc = imp_steps(s, tree, tokens, n_tokens, exact_only, &n_steps, &out->n_tokens);
     if (rc < 0) goto out;
@@ -149,7 +155,7 @@ int imp_store_match(imp_store *s, imp_hash128 space, const int32_t *tokens, size
     uint64_t missing = 0;
     *header_bytes = 0;
     for (;;) {
-        int rc = find_way(s, space, tokens, n_tokens, exact_only, out);
+        int rc = find_way(s, space, tokens, n_tokens, exact_only, missing != 0, out);
         if (rc < 0) return rc;
         size_t i = 0;
         while (i < out->n_spans && (rc = open_span(s, &out->spans[i], space, tokens, header_bytes)) == 0) i++;
@@ -159,7 +165,7 @@ int imp_store_match(imp_store *s, imp_hash128 space, const int32_t *tokens, size
         char what[256];
         snprintf(what, sizeof what, "%s", imp_last_error());
         if (rc == IMP_E_NOTFOUND && missing != segment) {
-            missing = segment; /* evicted by another process just now: the catalogue says so already */
+            missing = segment; /* evicted or reordered just now: the catalogue says so already */
             cut(s, out, 0);
             continue;
         }

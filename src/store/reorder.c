@@ -480,7 +480,7 @@ static int open_source(moving *mv, uint64_t segment)
     snprintf(what, sizeof what, "%s", imp_last_error());
     mv->source_bad = rc != IMP_E_NOMEM;
     if (rc != IMP_E_NOTFOUND && rc != IMP_E_CORRUPT) return rc;
-    imp_lock_fresh(s);
+    imp_lock_sure(s);
     bool known = imp_forest_seg(&s->forest, segment) != NULL;
     s->count.corrupt_chunks += known;
     pthread_mutex_unlock(&s->lock);

@@ -326,6 +326,8 @@ void imp_drop(imp_store *s, uint64_t segment, uint32_t from, const char *what);
 
 /* Take `lock`, with the forest as fresh as it can be had without waiting for this process's own change. */
 void imp_lock_fresh(imp_store *s);
+/* The same, waiting for it: for whoever found that the forest doesn't fit the files. */
+void imp_lock_sure(imp_store *s);
 
 /* ---- segs.c */
 

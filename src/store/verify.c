@@ -121,7 +121,7 @@ static int find_use(verify *v, use_of *u, bool *gone)
 
 static bool still_used(verify *v, uint64_t segment)
 {
-    imp_lock_fresh(v->s);
+    imp_lock_sure(v->s);
     bool used = imp_forest_seg(&v->s->forest, segment) != NULL;
     pthread_mutex_unlock(&v->s->lock);
     return used;

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -818,6 +819,103 @@ static void lost_race(void **state)
     for (int i = 0; i < 2; i++) imp_world_close(&w[i]);
 }
 
+typedef struct reader {
+    imp_world *w;
+    const int32_t *tokens;
+    atomic_bool stop;
+    int n_wrong;
+} reader;
+
+static void *read_on(void *user)
+{
+    reader *r = user;
+    while (!atomic_load(&r->stop)) r->n_wrong += imp_world_check(r->w, r->tokens, SHARED_TOKENS, true) != SHARED_TOKENS;
+    return NULL;
+}
+
+/* Requests of the same process and of another instance go on meanwhile. */
+static void beside_readers(void **state)
+{
+    imp_world w[2];
+    imp_store_opts opts;
+    imp_stats st;
+    imp_rng rng;
+    pthread_t threads[2];
+    reader readers[2];
+    int32_t tokens[SHARED_TOKENS];
+    imp_rng_seed(&rng, imp_test_seed());
+    for (int i = 0; i < SHARED_TOKENS; i++) tokens[i] = i;
+    imp_world_opts(&opts);
+    opts.order = IMP_ORDER_IMPORTANCE;
+    for (int i = 0; i < 2; i++) assert_int_equal(imp_world_open(&w[i], *state, &opts, NULL), 0);
+    assert_int_equal(imp_world_commit(&w[0], tokens, SHARED_TOKENS, 0, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w[0].store), 0);
+    for (int i = 0; i < 2; i++) {
+        readers[i] = (reader){.w = &w[i], .tokens = tokens};
+        assert_int_equal(pthread_create(&threads[i], NULL, read_on, &readers[i]), 0);
+    }
+    for (int i = 0; i < 30; i++) {
+        add_history(w[0].store, w[0].space->id, tokens, SHARED_TOKENS, &rng);
+        assert_int_equal(imp_store_reorder(w[0].store, NULL), 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        atomic_store(&readers[i].stop, true);
+        pthread_join(threads[i], NULL);
+        assert_int_equal(readers[i].n_wrong, 0);
+        assert_int_equal(imp_store_stats(w[i].store, &st), 0);
+        assert_int_equal(st.corrupt_chunks, 0);
+    }
+    for (int i = 0; i < 2; i++) imp_world_close(&w[i]);
+}
+
+/* Killed between the switch and the unlink: the next open finds both files, and pins hold. */
+static void both_files_left(void **state)
+{
+    imp_world w;
+    imp_store_opts opts;
+    imp_rng rng;
+    imp_path path;
+    uint64_t header_bytes;
+    int32_t tokens[64];
+    char old[32], new[32], command[1024];
+    imp_rng_seed(&rng, imp_test_seed());
+    for (int i = 0; i < 64; i++) tokens[i] = i;
+    imp_world_opts(&opts);
+    opts.order = IMP_ORDER_CORE;
+    for (int round = 0; round < 8; round++) {
+        snprintf(command, sizeof command, "rm -rf '%s/store'", (char *)*state);
+        assert_int_equal(system(command), 0);
+        const char *dir = imp_test_path(*state, "store");
+        assert_int_equal(imp_world_open(&w, dir, &opts, NULL), 0);
+        assert_int_equal(imp_world_commit(&w, tokens, 64, 0, 0, NULL), 0);
+        assert_int_equal(imp_store_flush(w.store), 0);
+        assert_int_equal(imp_store_pin(w.store, node_at(&w, tokens, 64), 1), 0);
+        assert_int_equal(imp_store_match(w.store, w.space->id, tokens, 64, true, &path, &header_bytes), 0);
+        imp_seg_name(path.spans[0].segment, old);
+        imp_store_unpin(w.store, &path);
+        snprintf(command, sizeof command, "cp '%s/%s' '%s/kept'", dir, old, (char *)*state);
+        assert_int_equal(system(command), 0);
+        add_history(w.store, w.space->id, tokens, 64, &rng);
+        assert_int_equal(imp_store_reorder(w.store, NULL), 0);
+        assert_int_equal(imp_store_match(w.store, w.space->id, tokens, 64, true, &path, &header_bytes), 0);
+        imp_seg_name(path.spans[0].segment, new);
+        imp_store_unpin(w.store, &path);
+        imp_world_close(&w);
+        snprintf(command, sizeof command, "cp '%s/kept' '%s/%s'", (char *)*state, dir, old);
+        assert_int_equal(system(command), 0);
+        assert_int_equal(n_files(dir, "segments"), 2);
+        assert_int_equal(imp_world_open(&w, dir, &opts, NULL), 0);
+        assert_int_equal(n_files(dir, "segments"), 1);
+        assert_int_equal(access(imp_test_path(dir, new), R_OK), 0);
+        assert_int_equal(imp_world_check(&w, tokens, 64, true), 64);
+        find f = {.node = node_at(&w, tokens, 64)};
+        assert_int_equal(imp_store_list(w.store, find_node, &f), 1);
+        assert_true(f.pinned);
+        assert_int_equal(imp_world_verify(&w, false, true), 0);
+        imp_world_close(&w);
+    }
+}
+
 /* ---- what fails */
 
 enum { FAULT_TOKENS = 150 };
@@ -996,7 +1094,7 @@ int main(void)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
         TEST(every_kind_of_segment), TEST(by_importance),   TEST(evicted_rows),         TEST(background),
-        TEST(no_room),               TEST(against_a_twin),  TEST(two_processes),        TEST(lost_race),           TEST(every_io_error),
+        TEST(no_room),               TEST(against_a_twin),  TEST(two_processes),        TEST(lost_race), TEST(beside_readers), TEST(both_files_left),        TEST(every_io_error),
         TEST(every_allocation),      TEST(bad_chunk_on_the_way), TEST(one_byte),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
