@@ -801,10 +801,205 @@ static void test_random(void **state)
     }
 }
 
+/* ---- what is read, and when */
+
+/* A prompt of 320 tokens in a store that suits `system`, of 4 layers. */
+static imp_lease *start_system(util_world *w, const char *system, imp_rng *r, int32_t *tokens, imp_load_opts *opts)
+{
+    *w = (util_world){.n_layers = UTIL_MAX_LAYERS, .type_k = IMP_TYPE_F16, .type_v = IMP_TYPE_F16, .has_ropes = true,
+                      .commit_queries = true};
+    for (uint32_t l = 0; l < w->n_layers; l++) {
+        w->layers[l] = (imp_layer_shape){2, 32, 32};
+        w->n_heads[l] = 4;
+        w->ropes[l] = (imp_rope){.n_dims = 32, .base = 10000, .freq_scale = 1, .attn_factor = 1};
+    }
+    imp_store_opts_init(&w->opts);
+    imp_load_opts_init(opts);
+    assert_int_equal(imp_system_preset(system, &opts->switches), 0);
+    imp_store_opts_switches(&w->opts, &opts->switches);
+    w->opts.reorder_period_s = UINT32_MAX;
+    util_start(w);
+    util_tokens(r, tokens, 321);
+    util_commit(w, tokens, 320, 0, 0);
+    imp_lease *lease;
+    imp_prefix_info info;
+    imp_load *first;
+    assert_int_equal(imp_prefix_acquire(w->space, tokens, 321, 0, &lease, &info), 0);
+    assert_int_equal(info.n_matched, 320);
+    assert_int_equal(imp_load_begin(lease, NULL, &first), 0); /* takes what the match read into its figures */
+    imp_load_end(first, NULL);
+    return lease;
+}
+
+static const uint32_t *select_layer(imp_rng *r, const util_world *w, imp_load *load, uint32_t l)
+{
+    const uint32_t *chosen;
+    util_query q = util_make_query(r, w, l);
+    assert_int_equal(imp_load_select(load, l, &q.q, &chosen), 0);
+    free(q.memory);
+    return chosen;
+}
+
+static void gather_layer(const util_world *w, imp_load *load, uint32_t l)
+{
+    unsigned char *k = malloc(320 * util_k_bytes(w, l)), *v = malloc(320 * util_v_bytes(w, l));
+    const imp_dst dst = {.k = k, .v = v, .k_stride = util_k_bytes(w, l), .v_stride = util_v_bytes(w, l)};
+    assert_int_equal(imp_load_gather(load, l, &dst), 0);
+    free(k);
+    free(v);
+}
+
+/* CHUNKS: a period shares a choice, whichever of its layers is asked for first; and with prefetch what a period reads
+ * ahead is just what it takes. */
+static void test_periods(void **state)
+{
+    (void)state;
+    imp_rng r;
+    imp_rng_seed(&r, 21);
+    for (int prefetch = IMP_PREFETCH_NONE; prefetch <= IMP_PREFETCH_CHUNKS; prefetch++) {
+        util_world w;
+        int32_t tokens[321];
+        imp_load_opts opts;
+        imp_load *load;
+        imp_load_stats stats;
+        imp_lease *lease = start_system(&w, "contiguous", &r, tokens, &opts);
+        opts.switches.prefetch = (imp_prefetch)prefetch;
+        opts.retention = 0.25;
+        opts.period = 2;
+        assert_int_equal(imp_load_begin(lease, &opts, &load), 0);
+        uint32_t first[80];
+        memcpy(first, select_layer(&r, &w, load, 0), sizeof first);
+        for (size_t i = 0; i < 80; i++) assert_int_equal(first[i] / 16, first[i / 16 * 16] / 16); /* whole chunks */
+        gather_layer(&w, load, 0);
+        assert_memory_equal(select_layer(&r, &w, load, 1), first, sizeof first);
+        gather_layer(&w, load, 1);
+        assert_true(memcmp(select_layer(&r, &w, load, 2), first, sizeof first) != 0); /* another period */
+        imp_load_get_stats(load, &stats);
+        assert_int_equal(stats.n_selected, 3);
+        assert_int_equal(stats.n_fallback, 0);
+
+        /* The first layer of both periods is left out: the second one chooses. */
+        assert_int_equal(imp_load_rewind(load), 0);
+        memcpy(first, select_layer(&r, &w, load, 1), sizeof first);
+        gather_layer(&w, load, 1);
+        assert_true(memcmp(select_layer(&r, &w, load, 3), first, sizeof first) != 0);
+        gather_layer(&w, load, 3);
+        imp_load_end(load, NULL);
+
+        if (prefetch == IMP_PREFETCH_CHUNKS) {
+            opts.period = 100; /* nothing to guess: all layers share the first one's */
+            assert_int_equal(imp_load_begin(lease, &opts, &load), 0);
+            for (uint32_t l = 0; l < w.n_layers; l++) {
+                select_layer(&r, &w, load, l);
+                gather_layer(&w, load, l);
+            }
+            imp_load_end(load, &stats);
+            size_t chunk = imp_seg_chunk(lease->path.spans[0].seg->layout, IMP_REGION_K, 0, 0).n_bytes;
+            assert_int_equal(stats.bytes_read, chunk * (20 + 5 + (w.n_layers - 1) * 2 * 5));
+            assert_int_equal(stats.identify_bytes, chunk * 20);
+        }
+        imp_lease_release(lease);
+        util_stop(&w);
+    }
+}
+
+/* A guess that was read is there for nothing when the budget is spent, and whatever was guessed, k tokens come. */
+static void test_guesses(void **state)
+{
+    (void)state;
+    imp_rng r;
+    imp_rng_seed(&r, 22);
+    util_world w;
+    int32_t tokens[321];
+    imp_load_opts opts;
+    imp_load_stats with, without;
+    imp_lease *lease = start_system(&w, "impress", &r, tokens, &opts);
+    for (int guess = 0; guess < 2; guess++) {
+        imp_load *load;
+        imp_rng same = r;
+        opts.switches.prefetch = guess ? IMP_PREFETCH_CHUNKS : IMP_PREFETCH_NONE;
+        opts.switches.cache = IMP_CACHE_NONE;
+        opts.retention = 0.2;
+        opts.byte_share = 0.3f;
+        opts.period = 1;
+        opts.record = IMP_RECORD_NOTHING;
+        assert_int_equal(imp_load_begin(lease, &opts, &load), 0);
+        for (uint32_t l = 0; l < w.n_layers; l++) {
+            select_layer(&same, &w, load, l);
+            gather_layer(&w, load, l);
+        }
+        imp_load_end(load, guess ? &with : &without);
+    }
+    assert_true(with.bytes_read > without.bytes_read);
+    assert_true(with.mass > without.mass);
+    assert_int_equal(with.identify_bytes, without.identify_bytes);
+    imp_lease_release(lease);
+    util_stop(&w);
+}
+
+/* Sketches are on their way before any query, and with that prefetch the chunks of the core. */
+static void test_core(void **state)
+{
+    (void)state;
+    imp_rng r;
+    imp_rng_seed(&r, 23);
+    for (int core = 0; core < 2; core++) {
+        util_world w;
+        int32_t tokens[321];
+        imp_load_opts opts;
+        imp_load *load;
+        imp_lease *lease = start_system(&w, "impress", &r, tokens, &opts);
+        const imp_seg *seg = lease->path.spans[0].seg;
+        const imp_seg_meta *meta = imp_seg_layout_meta(seg->layout);
+        assert_int_equal(meta->order, IMP_ORDER_CORE);
+        assert_int_equal(meta->core_tokens, 48); /* an eighth, in whole chunks */
+        opts.switches.prefetch = core ? IMP_PREFETCH_CORE : IMP_PREFETCH_LAYERS;
+        imp_load_stats stats;
+        assert_int_equal(imp_load_begin(lease, &opts, &load), 0);
+        select_layer(&r, &w, load, w.n_layers - 1); /* the layers before go, with what was read of them ahead */
+        imp_load_get_stats(load, &stats);
+        size_t sketch = chunk_bytes(seg, IMP_REGION_SKETCH, 0, 0), chunk = chunk_bytes(seg, IMP_REGION_KV, 0, 0);
+        assert_int_equal(stats.bytes_read, w.n_layers * (sketch + (core ? 3 * chunk : 0)));
+        assert_int_equal(stats.identify_bytes, sketch);
+        imp_load_end(load, NULL);
+        imp_lease_release(lease);
+        util_stop(&w);
+    }
+}
+
+/* An engine with other heads than its space told of is served by all keys. */
+static void test_other_heads(void **state)
+{
+    (void)state;
+    imp_rng r;
+    imp_rng_seed(&r, 24);
+    util_world w;
+    int32_t tokens[321];
+    imp_load_opts opts;
+    imp_load *load;
+    imp_load_stats stats;
+    imp_lease *lease = start_system(&w, "impress-paper", &r, tokens, &opts);
+    opts.retention = 0.25;
+    opts.n_probe_heads = 2; /* of the first KV head, if there are 4; of both, if there are 2 */
+    opts.probe_similarity = 1e-6f;
+    assert_int_equal(imp_load_begin(lease, &opts, &load), 0);
+    select_layer(&r, &w, load, 0);
+    uint32_t probe_heads = imp_seg_layout_meta(lease->path.spans[0].seg->layout)->probe_heads;
+    w.n_heads[1] = 2;
+    select_layer(&r, &w, load, 1);
+    imp_load_end(load, &stats);
+    assert_int_equal(stats.n_selected, 2);
+    assert_int_equal(stats.n_fallback, probe_heads < 2);
+    w.n_heads[1] = 4;
+    imp_lease_release(lease);
+    util_stop(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random),
+        cmocka_unit_test(test_random),  cmocka_unit_test(test_periods),     cmocka_unit_test(test_guesses),
+        cmocka_unit_test(test_core),    cmocka_unit_test(test_other_heads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
