@@ -17,8 +17,13 @@
 
 namespace {
 
+/* Working out what a template does with an answer takes many times what rendering takes, and comes to the same for all
+ * requests that want plain text. If that is "all is content" (see content_only()), it is found out once. */
 struct templates {
     common_chat_templates_ptr ptr;
+    mutable std::mutex lock; /* guards what follows */
+    mutable bool known = false, plain = false;
+    mutable common_chat_params plain_params;
 };
 
 /* The library's log would quote prompts and answers. */
@@ -131,12 +136,61 @@ bool content_only(const oai_request *r, const common_chat_params &p, const commo
     return true;
 }
 
+common_chat_parser_params parser_of(const common_chat_params &p)
+{
+    common_chat_parser_params out(p);
+    out.reasoning_format = COMMON_REASONING_FORMAT_AUTO;
+    if (!p.parser.empty()) out.parser.load(p.parser);
+    return out;
+}
+
+/* Whether a request is one of those that templates::plain_params is for. */
+bool wants_text(const oai_request *r)
+{
+    if (r->tool_choice != OAI_TOOLS_NONE || r->n_kwargs > 0) return false;
+    if (r->format != OAI_TEXT && r->format != OAI_GRAMMAR) return false;
+    for (size_t i = 0; i < r->n_messages; i++) {
+        if (r->messages[i].role == OAI_TOOL || r->messages[i].n_tool_calls > 0) return false;
+    }
+    return true;
+}
+
+/* *plain: all of the answer is content. Only set where that costs nothing to know. */
+common_chat_params params_of(const templates *t, const oai_request *r, bool *plain)
+{
+    common_chat_templates_inputs in = inputs_of(r);
+    if (!wants_text(r)) return common_chat_templates_apply(t->ptr.get(), in);
+    in.grammar.clear();
+    std::unique_lock<std::mutex> lock(t->lock);
+    if (!t->known) {
+        common_chat_params p = common_chat_templates_apply(t->ptr.get(), in);
+        in.force_pure_content = true;
+        t->plain = content_only(r, p, parser_of(p)) && common_chat_templates_apply(t->ptr.get(), in).prompt == p.prompt;
+        t->plain_params = p;
+        t->known = true;
+        return p;
+    }
+    if (!t->plain) {
+        lock.unlock();
+        return common_chat_templates_apply(t->ptr.get(), in);
+    }
+    common_chat_params p = t->plain_params;
+    lock.unlock();
+    in.force_pure_content = true;
+    const common_chat_params rendered = common_chat_templates_apply(t->ptr.get(), in);
+    p.prompt = rendered.prompt;
+    p.generation_prompt = rendered.generation_prompt;
+    *plain = true;
+    return p;
+}
+
 int common_render(const void *t, const oai_request *r, chat_rendering *out, oai_error *e)
 {
     static const char what[] = "the chat template can't make a prompt of this request";
     return guarded(e, 400, "template_error", nullptr, what, [&] {
-        const common_chat_params p =
-            common_chat_templates_apply(static_cast<const templates *>(t)->ptr.get(), inputs_of(r));
+        const auto *own = static_cast<const templates *>(t);
+        bool plain = false;
+        const common_chat_params p = params_of(own, r, &plain);
         out->prompt = copy(p.prompt);
         /* A client's grammar begins with what is generated; one that the template gives begins with the prefill. */
         if (r->format == OAI_GRAMMAR) {
@@ -152,6 +206,15 @@ int common_render(const void *t, const oai_request *r, chat_rendering *out, oai_
                 add(&out->patterns, "^(?:" + trigger.value + ")$");
             else throw std::runtime_error("a kind of trigger that isn't known");
         }
+        if (r->tool_choice == OAI_TOOLS_REQUIRED && !p.supports_thinking) {
+            /* The grammar lets any text come before the call; a small model then never gets there. The mark of a call
+             * is that which would wake a lazy grammar. */
+            common_chat_templates_inputs in = inputs_of(r);
+            in.tool_choice = COMMON_CHAT_TOOL_CHOICE_AUTO;
+            const common_chat_params lazy = common_chat_templates_apply(own->ptr.get(), in);
+            if (!lazy.grammar_triggers.empty() && lazy.grammar_triggers[0].type == COMMON_GRAMMAR_TRIGGER_TYPE_WORD)
+                out->begin = copy(lazy.grammar_triggers[0].value);
+        }
         if (!p.generation_prompt.empty()) out->prefill = copy(p.generation_prompt);
         for (const auto &s : p.preserved_tokens) add(&out->preserved, s);
         for (const auto &s : p.additional_stops) {
@@ -161,9 +224,8 @@ int common_render(const void *t, const oai_request *r, chat_rendering *out, oai_
             out->think_start = copy(p.thinking_start_tag);
             for (const auto &s : p.thinking_end_tags) add(&out->think_ends, s);
         }
-        auto parser = std::make_unique<common_chat_parser_params>(p);
-        parser->reasoning_format = COMMON_REASONING_FORMAT_AUTO;
-        if (!p.parser.empty()) parser->parser.load(p.parser);
+        if (plain) return;
+        auto parser = std::make_unique<common_chat_parser_params>(parser_of(p));
         if (!content_only(r, p, *parser)) out->parser = parser.release();
     });
 }

@@ -1,10 +1,10 @@
-/* chat_grammar.c: llama.cpp's grammar sampler, kept from what would end the process: it throws, or aborts, when it takes
- * in a token that doesn't fit, so each is asked for first.
+/* chat_grammar.c: llama.cpp's grammar sampler, kept from what would end the process: it throws, or aborts, when it
+ * takes in a token that doesn't fit, so each is asked for first.
  *
- * A lazy grammar, that of tool calls the model may make or not, lies idle until a trigger comes in the answer. llama.cpp
- * would search all of the answer again for each token, by std::regex, which takes stack for each byte. So words are
- * looked for here, in the end of the text, and the sampler gets to see the tokens from the one on that a word begins in.
- * Inside reasoning nothing is looked for: a model may think about calling a tool. */
+ * A lazy grammar, that of tool calls the model may make or not, lies idle until a trigger comes in the answer.
+ * llama.cpp would search all of the answer again for each token, by std::regex, which takes stack for each byte. So
+ * words are looked for here, in the end of the text, and the sampler gets to see the tokens from the one on that a word
+ * begins in. Inside reasoning nothing is looked for: a model may think about calling a tool. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,13 +26,15 @@ typedef struct held_token {
 struct chat_grammar {
     const chat_plan *p;
     struct llama_sampler *sampler;
-    bool waiting;  /* for a word. With patterns the sampler itself waits, and may be asked meanwhile */
-    bool off;      /* nothing is constrained any more */
-    bool thinking; /* of a lazy one */
+    bool waiting;   /* for a word. With patterns the sampler itself waits, and may be asked meanwhile */
+    bool off;       /* nothing is constrained any more */
+    bool thinking;  /* of a lazy one */
+    bool answering; /* the prompt's end has been taken in */
     /* While waiting: the end of the answer, and the tokens it came from; tail[0..from) has been looked at. */
     char *tail;
     held_token *held;
     size_t n_tail, tail_room, n_held, held_room, from;
+    size_t n_begun;        /* bytes of what the answer must begin with that are there; only with `begin` */
     size_t longest;        /* bytes of the longest text that is looked for */
     size_t n_pattern;      /* bytes that patterns have seen */
     bool by_pattern_awake; /* one of them came */
@@ -168,6 +170,7 @@ int chat_grammar_new(const chat_plan *p, chat_grammar **out, oai_error *e)
         oai_fail(e, 500, NULL, NULL, "the template's prompt and its grammar don't fit together");
         goto fail;
     }
+    g->answering = true;
     *out = g;
     return 0;
 fail:
@@ -191,9 +194,21 @@ static bool idle(const chat_grammar *g)
     return g->off || g->waiting || g->thinking;
 }
 
+/* Whether a token goes on with what the answer must begin with, if it isn't all there yet. */
+static bool begins(const chat_grammar *g, llama_token token)
+{
+    const char *rest = g->p->r.begin ? g->p->r.begin + g->n_begun : "";
+    size_t n = strlen(rest);
+    if (n == 0 || !g->answering) return true;
+    char piece[MAX_PIECE_BYTES];
+    int32_t got = llama_token_to_piece(g->p->vocab, token, piece, sizeof piece, 0, true);
+    return got > 0 && memcmp(piece, rest, n < (size_t)got ? n : (size_t)got) == 0;
+}
+
 bool chat_grammar_allows(chat_grammar *g, llama_token token)
 {
     if (idle(g)) return true;
+    if (!begins(g, token)) return false;
     llama_token_data one = {.id = token};
     llama_token_data_array all = {.data = &one, .size = 1, .selected = -1};
     llama_sampler_apply(g->sampler, &all);
@@ -202,7 +217,11 @@ bool chat_grammar_allows(chat_grammar *g, llama_token token)
 
 void chat_grammar_apply(chat_grammar *g, llama_token_data_array *candidates)
 {
-    if (!idle(g)) llama_sampler_apply(g->sampler, candidates);
+    if (idle(g)) return;
+    llama_sampler_apply(g->sampler, candidates);
+    for (size_t i = 0; i < candidates->size; i++) {
+        if (!begins(g, candidates->data[i].id)) candidates->data[i].logit = -INFINITY;
+    }
 }
 
 /* Where the first of some texts begins in the tail, in what is new; SIZE_MAX: nowhere. Its length goes to *n. */
@@ -301,10 +320,22 @@ static bool awake(chat_grammar *g)
            (eos != LLAMA_TOKEN_NULL && !chat_grammar_allows(g, eos));
 }
 
+static void note_beginning(chat_grammar *g, llama_token token)
+{
+    size_t left = g->p->r.begin ? strlen(g->p->r.begin + g->n_begun) : 0;
+    char piece[MAX_PIECE_BYTES];
+    int32_t got = left ? llama_token_to_piece(g->p->vocab, token, piece, sizeof piece, 0, true) : 0;
+    if (got > 0) g->n_begun += (size_t)got < left ? (size_t)got : left;
+}
+
 bool chat_grammar_accept(chat_grammar *g, llama_token token)
 {
     if (g->off) return true;
-    if (!g->p->r.lazy) return chat_grammar_allows(g, token) && g->p->way->accept(g->sampler, token);
+    if (!g->p->r.lazy) {
+        if (!chat_grammar_allows(g, token) || !g->p->way->accept(g->sampler, token)) return false;
+        if (g->answering) note_beginning(g, token);
+        return true;
+    }
 
     const bool by_pattern = g->p->r.patterns.n > 0, thought = g->thinking;
     char piece[MAX_PIECE_BYTES];

@@ -43,6 +43,7 @@ void chat_rendering_free(const chat_way *way, chat_rendering *r)
 {
     free(r->prompt);
     free(r->grammar);
+    free(r->begin);
     free(r->prefill);
     free(r->think_start);
     chat_texts_free(&r->words);
@@ -350,7 +351,7 @@ static bool deep_pattern(const char *s)
     return false;
 }
 
-/* NULL, or what is wrong with a schema (of bounded depth) or a part of it. `strict`: limits that can't be kept count. */
+/* NULL, or what is wrong with a schema (of bounded depth) or a part of it. `strict`: also limits that can't be kept. */
 static const char *schema_fault(const json_t *v, bool strict)
 {
     static const char *const counts[] = {"minLength", "maxLength", "minItems", "maxItems"};

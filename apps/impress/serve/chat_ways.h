@@ -26,6 +26,7 @@ typedef struct chat_rendering {
     char *grammar; /* GBNF; NULL: none */
     bool lazy;     /* it begins where one of `words` or `patterns` (std::regex) comes */
     chat_texts words, patterns;
+    char *begin;   /* what the answer must begin with; NULL: nothing */
     char *prefill; /* the prompt's end, as far as grammar and parser take it for a part of the answer; NULL: nothing */
     chat_texts preserved, stops;
     char *think_start;     /* NULL: there is no reasoning */
