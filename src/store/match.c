@@ -55,7 +55,8 @@ static size_t steps_to_aside(const imp_store *s, size_t n_steps)
     return n_steps;
 }
 
-/* Pin the nodes along the tokens. Segments that aren't open stay NULL. `sure`: what the forest says may be out of date. */
+/* Pin the nodes along the tokens. Segments that aren't open stay NULL. `sure`: the forest turned out to be out of
+ * date. */
 static int find_way(imp_store *s, imp_hash128 space, const int32_t *tokens, size_t n_tokens, bool exact_only, bool sure,
                     imp_path *out)
 {

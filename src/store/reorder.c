@@ -438,7 +438,7 @@ static int switch_in_change(moving *mv, bool *moved)
     imp_cat_segment to = {m->segment, m->space, imp_round_up(imp_seg_file_bytes(mv->to), DU_UNIT), m->n_tokens};
     *moved = false;
     if (imp_forest_seg(&s->forest, m->segment)) return 0; /* a catalogue made again took the new file in */
-    /* Without its reservation the file may be gone: a catalogue made again takes what it doesn't know for a leftover. */
+    /* Without its reservation the file may be gone: for a catalogue made again it was a leftover. */
     int rc = s->reorder_reserved == m->segment ? imp_cat_unreserve(s->cat, m->segment) : IMP_E_NOTFOUND;
     s->reorder_reserved = rc == 0 ? 0 : s->reorder_reserved;
     if (rc == IMP_E_NOTFOUND) return imp_change_doom(s, m->segment);

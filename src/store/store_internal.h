@@ -16,6 +16,8 @@
  * Two mutexes, in this order:
  *   cat_lock  the catalogue's connection, and changes to it from begin to commit
  *   lock      the forest, the open segments, the queue of the writer, the counters
+ * then those of the histories' table and of one record (history.c), or of the bases' table (bases.c): taken last, with
+ * those above or without, and never held while the catalogue or a file is used.
  * A change holds both while it edits, and lets go of `lock` for the commit, which waits for the disk; so matches go on.
  *
  * Invariants
@@ -24,6 +26,8 @@
  *     gone; whatever has neither is a leftover.
  * S3  The forest equals the catalogue as of `generation`, unless `reload` is set.
  * S4  What a match returns was checked against the segment's own header: the tokens, the space, what comes before.
+ * S5  A segment that takes another's place (reorder.c) gives each token the bytes that the other one gave, and all nodes
+ *     go over in one change.
  */
 #ifndef IMP_STORE_STORE_INTERNAL_H
 #define IMP_STORE_STORE_INTERNAL_H
@@ -270,8 +274,8 @@ void imp_catalogue_failed(imp_store *s, int rc);
 /* Bring the forest up to date, trying again to have a catalogue. 0, or IMP_E_BUSY etc.; it may still be used. */
 int imp_catalogue_refresh(imp_store *s);
 
-/* The catalogue's log grows to a few MB before SQLite begins it anew: where that is much of the limit, empty it. With no
- * mutex held. */
+/* The catalogue's log grows to a few MB before SQLite begins it anew: where that is much of the limit, empty it. With
+ * no mutex held. */
 void imp_catalogue_trim(imp_store *s);
 
 /* Take both mutexes, begin a change and bring the forest up to date. On failure nothing is held. */
@@ -306,8 +310,8 @@ int imp_edit_remove_leaf(imp_store *s, imp_tree *tree, uint64_t id);
 int imp_edit_remove(imp_store *s, imp_tree *tree, uint64_t id, uint64_t *n_removed);
 /* Drop the nodes of `segment` from its token `from` on, with what is below. `*n_removed`: nodes. */
 int imp_edit_drop(imp_store *s, uint64_t segment, uint32_t from, uint64_t *n_removed);
-/* Segment `to` is in the place of `from`: all nodes of that go over, and `from` goes. *moved false: there is no `from`, or
- * its nodes hold tokens that `to` hasn't; nothing changed. */
+/* Segment `to` is in the place of `from`: all nodes of that go over, and `from` goes. *moved false: there is no
+ * `from`, or its nodes hold tokens that `to` hasn't; nothing changed. */
 int imp_edit_replace(imp_store *s, uint64_t from, const imp_cat_segment *to, bool *moved);
 int imp_edit_unreserve(imp_store *s); /* what this instance has reserved, if anything */
 int imp_edit_pin(imp_store *s, imp_tree *tree, imp_radix_node *node, bool pinned);
@@ -351,8 +355,8 @@ void imp_segrow_note(imp_segrow *row, const imp_seg_layout *l);
 /* The same for a segment that this process hasn't opened. Takes `lock`. */
 int imp_segrow_see(imp_store *s, uint64_t id);
 
-/* ---- history.c, besides history.h. Its table has a mutex, and each record one: taken in this order after the store's two,
- * and never held while the catalogue or a file is used. */
+/* ---- history.c, besides history.h. Its table has a mutex, and each record one: taken in this order after the store's
+ * two, and never held while the catalogue or a file is used. */
 
 int imp_histories_new(imp_store *s);
 void imp_histories_free(imp_store *s);
@@ -377,17 +381,18 @@ void imp_bases_free(imp_store *s);
 /* The bases with id `id` of a space, from memory or from bases/; NULL if they can't be had or aren't sound. `*n_read`:
  * bytes read are added. No mutex held. */
 const imp_bases *imp_bases_get(imp_store *s, imp_hash128 space, uint64_t id, uint64_t *n_read);
-/* For the writer's thread, no mutex held: the bases by which new segments of the job's space get sketches; learned from its
- * rows and queries, and written, where the space has none. NULL: none can be had, and the segments go without. */
+/* For the writer's thread, no mutex held: the bases by which new segments of the job's space get sketches; learned
+ * from its rows and queries, and written, where the space has none. NULL: none can be had, and the segments go
+ * without. */
 const imp_bases *imp_bases_for(imp_store *s, const imp_job *job);
 /* As du counts: bases/ and what is in it. For imp_dir_other_bytes(). */
 uint64_t imp_bases_bytes(const imp_store *s);
-/* Inside a change: remove the bases of spaces that have no segment any more, and what killed writers left. Files younger
- * than an hour stay: the space's first segment may be on its way. For recovery and gc. `*n_files` and `*n_bytes` (may be
- * NULL) are added to. */
+/* Inside a change: remove the bases of spaces that have no segment any more, and what killed writers left. Files
+ * younger than an hour stay: the space's first segment may be on its way. For recovery and gc. `*n_files` and
+ * `*n_bytes` (may be NULL) are added to. */
 void imp_bases_sweep(imp_store *s, uint64_t *n_files, uint64_t *n_bytes);
-/* For verify: read every file in bases/ and call `fn` (may be NULL) for each that isn't sound, and with `remove` remove it.
- * No mutex held. `*n_found` is added to. */
+/* For verify: read every file in bases/ and call `fn` (may be NULL) for each that isn't sound, and with `remove`
+ * remove it. No mutex held. `*n_found` is added to. */
 int imp_bases_verify(imp_store *s, bool remove, void (*fn)(const imp_finding *finding, void *user), void *user,
                      int64_t *n_found);
 
@@ -407,8 +412,8 @@ int imp_reorder_evicted(imp_store *s);
  * Tokens that some query doesn't see (from the first query's position on) are left at the mean. Advisory. */
 void imp_job_score(imp_store *s, imp_job *job);
 
-/* Write the file of `l`, whose rows are the job's from its token l.first_token on, and publish it. `bases`: by which its
- * sketches are made; not used if it has none. */
+/* Write the file of `l`, whose rows are the job's from its token l.first_token on, and publish it. `bases`: by which
+ * its sketches are made; not used if it has none. */
 int imp_pack_segment(imp_store *s, const imp_job *job, const imp_seg_layout *l, const imp_bases *bases);
 
 /* ---- writer.c */

@@ -1,5 +1,5 @@
-/* verify.c: every byte the store vouches for, checked: the catalogue, the headers with their padding, the maps, the other
- * chunks with theirs, what lies behind the last one, the bases of sketches, and files that don't belong.
+/* verify.c: every byte the store vouches for, checked: the catalogue, the headers with their padding, the maps, the
+ * other chunks with theirs, what lies behind the last one, the bases of sketches, and files that don't belong.
  *
  * Other processes may go on meanwhile. What is bad counts only if the catalogue still refers to it afterwards. Chunks
  * that hold no token of any node (evicted or dropped, the segment lives on for its other nodes) are nobody's. */

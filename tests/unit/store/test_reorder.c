@@ -524,6 +524,38 @@ static void no_room(void **state)
     imp_world_close(&w);
 }
 
+static void in_memory(void **state)
+{
+    imp_world w;
+    imp_store_opts opts;
+    imp_rng rng;
+    imp_reorder_report r;
+    int32_t tokens[150];
+    (void)state;
+    imp_rng_seed(&rng, imp_test_seed());
+    for (int i = 0; i < 150; i++) tokens[i] = i;
+    imp_world_opts(&opts);
+    opts.flags = IMP_STORE_MEMORY;
+    opts.host_cache_bytes = 8 << 20;
+    opts.order = IMP_ORDER_IMPORTANCE;
+    assert_int_equal(imp_world_open(&w, NULL, &opts, NULL), 0);
+    assert_int_equal(imp_world_commit(&w, tokens, 150, 0, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    for (int i = 0; i < 3; i++) {
+        add_history(w.store, w.space->id, tokens, 150, &rng);
+        dump before = dump_prompt(w.store, w.space->id, tokens, 150);
+        assert_int_equal(imp_store_reorder(w.store, &r), 0);
+        assert_int_equal(r.n_reordered, 3);
+        dump after = dump_prompt(w.store, w.space->id, tokens, 150);
+        assert_same(&before, &after);
+        free(before.bytes);
+        free(after.bytes);
+        assert_int_equal(imp_world_check(&w, tokens, 150, true), 150);
+    }
+    assert_int_equal(imp_world_verify(&w, false, true), 0);
+    imp_world_close(&w);
+}
+
 /* ---- a naive twin: the sequences that are stored */
 
 enum { TWIN_MAX = 300, TWIN_TOKENS = 200, HELD_MAX = 4 };
@@ -1093,8 +1125,9 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
-        TEST(every_kind_of_segment), TEST(by_importance),   TEST(evicted_rows),         TEST(background),
-        TEST(no_room),               TEST(against_a_twin),  TEST(two_processes),        TEST(lost_race), TEST(beside_readers), TEST(both_files_left),        TEST(every_io_error),
+        TEST(every_kind_of_segment), TEST(by_importance),        TEST(evicted_rows),    TEST(background),
+        TEST(no_room),               TEST(in_memory),            TEST(against_a_twin),  TEST(two_processes),
+        TEST(lost_race),             TEST(beside_readers),       TEST(both_files_left), TEST(every_io_error),
         TEST(every_allocation),      TEST(bad_chunk_on_the_way), TEST(one_byte),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
