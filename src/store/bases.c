@@ -1,9 +1,9 @@
 /* bases.c: the sketches' bases of each space, one for each layer (select/sketch.h).
  *
- * They are learned once, by the writer's thread from the first rows that are stored of a space, and lie in a file of their
- * own, bases/<32 hex digits of the space>.basis, that is on disk before the first segment whose sketches need it. Segments
- * name them by their id, a hash of their bytes. Lost or damaged ones are learned anew, with another id: the sketches of
- * older segments are then of no use, and nothing else is.
+ * They are learned once, by the writer's thread from the first rows that are stored of a space, and lie in a file of
+ * their own, bases/<32 hex digits of the space>.basis, that is on disk before the first segment whose sketches need
+ * it. Segments name them by their id, a hash of their bytes. Lost or damaged ones are learned anew, with another id:
+ * the sketches of older segments are then of no use, and nothing else is.
  *
  * The file, little-endian, padded with zeros to a multiple of 4,096 bytes:
  *
@@ -687,7 +687,7 @@ void imp_bases_sweep(imp_store *s, uint64_t *n_files, uint64_t *n_bytes)
     for (size_t i = 0; i < f.n; i++) {
         struct stat st;
         if (!f.file[i].tmp && has_segments(s, f.file[i].space)) continue;
-        /* Whoever holds the catalogue's lock is the only one to write here, so a temporary file is a killed writer's. */
+        /* Who holds the catalogue's lock is the only one to write here, so a temporary file is a killed writer's. */
         if (!f.file[i].tmp && (!look(s, f.file[i].name, &st) || now_s - st.st_mtime < YOUNG_S)) continue;
         if (imp_io_unlink(s->io, f.file[i].name) < 0) continue; /* next time */
         if (n_files) ++*n_files;

@@ -58,7 +58,7 @@ static int status_of(cat_db *d, int code)
         if (err == EACCES || err == EPERM || err == EROFS || err == ELOOP) return IMP_E_PERM;
         return IMP_E_IO;
     default:
-        /* CORRUPT and NOTADB; and ERROR, CONSTRAINT, TOOBIG, ...: our statements are right, so the database is wrong. */
+        /* CORRUPT and NOTADB; and ERROR, CONSTRAINT, TOOBIG, ...: our statements are right, the database is wrong. */
         return IMP_E_CORRUPT;
     }
 }
@@ -171,7 +171,8 @@ bool cat_db_moved(cat_db *d)
 int cat_db_data_version(cat_db *d, int64_t *out)
 {
     if (!d->data_version) {
-        int code = sqlite3_prepare_v3(d->db, "PRAGMA data_version", -1, SQLITE_PREPARE_PERSISTENT, &d->data_version, NULL);
+        int code = sqlite3_prepare_v3(d->db, "PRAGMA data_version", -1, SQLITE_PREPARE_PERSISTENT, &d->data_version,
+                                      NULL);
         if (code != SQLITE_OK) return db_fail(d, code);
     }
     int rc = cat_db_step(d, d->data_version);
@@ -230,8 +231,8 @@ static char *join(const char *a, const char *b)
     return s;
 }
 
-/* The file before SQLite sees it: a regular one, ours, mode 0600 whatever the umask (SQLite gives -wal and -shm the mode
- * of the database). */
+/* The file before SQLite sees it: a regular one, ours, mode 0600 whatever the umask (SQLite gives -wal and -shm the
+ * mode of the database). */
 static int prepare_file(const char *path, bool readonly)
 {
     struct stat st;
@@ -246,8 +247,8 @@ static int prepare_file(const char *path, bool readonly)
     if (!readonly && (st.st_mode & 07777) != 0600 && st.st_uid == geteuid() && chmod(path, 0600) != 0) {
         return imp_fail_errno(errno, "%s", path);
     }
-    if (faccessat(AT_FDCWD, path, readonly ? R_OK : R_OK | W_OK, AT_EACCESS) != 0) return imp_fail_errno(errno, "%s", path);
-    return 0;
+    int allowed = faccessat(AT_FDCWD, path, readonly ? R_OK : R_OK | W_OK, AT_EACCESS);
+    return allowed == 0 ? 0 : imp_fail_errno(errno, "%s", path);
 }
 
 /* "file:...?immutable=1": read without locks and -shm, for a folder that this user can't write to. */
@@ -274,8 +275,8 @@ static char *immutable_uri(const char *path)
 
 static int connect_to(cat_db *d, const char *name, int flags)
 {
-    int code = sqlite3_open_v2(name, &d->db, flags | SQLITE_OPEN_NOFOLLOW | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_EXRESCODE |
-                               SQLITE_OPEN_PRIVATECACHE, NULL);
+    flags |= SQLITE_OPEN_NOFOLLOW | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_EXRESCODE | SQLITE_OPEN_PRIVATECACHE;
+    int code = sqlite3_open_v2(name, &d->db, flags, NULL);
     if (code != SQLITE_OK) return db_fail(d, code);
     cat_db_busy_ms(d, BUSY_MS);
     sqlite3_limit(d->db, SQLITE_LIMIT_LENGTH, MAX_ROW_BYTES);
@@ -372,8 +373,8 @@ static int use_wal(cat_db *d)
 static int make_tables(cat_db *d, size_t first)
 {
     char pragmas[96];
-    snprintf(pragmas, sizeof pragmas, "PRAGMA application_id=%d; PRAGMA user_version=%d", (int)d->schema->application_id,
-             (int)(int32_t)version_word(d->schema->version));
+    snprintf(pragmas, sizeof pragmas, "PRAGMA application_id=%d; PRAGMA user_version=%d",
+             (int)d->schema->application_id, (int)(int32_t)version_word(d->schema->version));
     int rc = exec(d, pragmas);
     for (size_t i = first; rc == 0 && d->schema->create[i]; i++) rc = exec(d, d->schema->create[i]);
     if (rc == 0) d->version = d->schema->version;

@@ -1,11 +1,11 @@
 /* catalogue.c: rows, their checksums, and the meta row that vouches for all of them.
  *
  * Invariants
- * C1  A row's `sum` is the XXH3 of its table's number, its key and its fields. A row that differs from what was written,
- *     or is found under another key, doesn't pass.
+ * C1  A row's `sum` is the XXH3 of its table's number, its key and its fields. A row that differs from what was
+ *     written, or is found under another key, doesn't pass.
  * C2  The meta row says how many rows each counted table has and what their sums add up to (mod 2^64), and has its own
  *     sum. It is written in the transaction that changes the rows. A lost, doubled or stale row is noticed by a scan.
- * C3  Each change of a space, segment or node raises the generation by one and has one row in the log under that number.
+ * C3  Each change of a space, segment or node raises the generation by one and has one row in the log under its number.
  *     The log has every number from log_first to the generation.
  * C4  In a change, `now` is the meta row as it will be written; before and after it, as it was last read or written.
  *
@@ -67,8 +67,9 @@ enum {
 };
 
 static const char *const sql[N_SQL] = {
-    [META_GET] = "SELECT generation, log_first, next_node, segment_bytes, reserved_bytes, n_spaces, n_segments, n_nodes, "
-                 "n_reservations, spaces_sum, segments_sum, nodes_sum, reservations_sum, sum FROM meta WHERE id = 1",
+    [META_GET] = "SELECT generation, log_first, next_node, segment_bytes, reserved_bytes, n_spaces, n_segments, "
+                 "n_nodes, n_reservations, spaces_sum, segments_sum, nodes_sum, reservations_sum, sum FROM meta "
+                 "WHERE id = 1",
     [META_PUT] = "INSERT OR REPLACE INTO meta VALUES(1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     [SPACE_GET] = "SELECT id, created, model_name, sum FROM space WHERE id = ?",
     [SPACE_PUT] = "INSERT OR REPLACE INTO space VALUES(?, ?, ?, ?)",
@@ -96,7 +97,8 @@ static const char *const sql[N_SQL] = {
     [FILE_PUT] = "INSERT OR REPLACE INTO file VALUES(?, ?, ?, ?, ?, ?, ?)",
     [FILE_ALL] = "SELECT device, inode, size, mtime_ns, ctime_ns, hash, sum FROM file",
     [HISTORY_GET] = "SELECT segment, bytes, sum FROM history WHERE segment = ?",
-    [HISTORY_PUT] = "INSERT OR REPLACE INTO history SELECT ?1, ?2, ?3 WHERE EXISTS(SELECT 1 FROM segment WHERE id = ?1)",
+    [HISTORY_PUT] = "INSERT OR REPLACE INTO history SELECT ?1, ?2, ?3 "
+                    "WHERE EXISTS(SELECT 1 FROM segment WHERE id = ?1)",
     [HISTORY_DEL] = "DELETE FROM history WHERE segment = ?",
     [HISTORY_ALL] = "SELECT segment, bytes, sum FROM history",
 };
@@ -165,7 +167,10 @@ static void bind_hash(sqlite3_stmt *s, int i, imp_hash128 h)
     sqlite3_bind_blob(s, i, b, sizeof b, SQLITE_TRANSIENT);
 }
 
-static imp_hash128 parse_hash(const unsigned char *b) { return (imp_hash128){.lo = imp_get64(b), .hi = imp_get64(b + 8)}; }
+static imp_hash128 parse_hash(const unsigned char *b)
+{
+    return (imp_hash128){.lo = imp_get64(b), .hi = imp_get64(b + 8)};
+}
 
 /* A blob of another length reads as zero: the row's sum won't fit. */
 static imp_hash128 column_hash(sqlite3_stmt *s, int i)
@@ -902,7 +907,8 @@ static int scan_nodes(imp_cat *c, const imp_cat_reader *reader)
         uint64_t sum = 0;
         rc = find_node(c, list[i].id, &row, &sum);
         /* A damaged page can show one row to the scan that listed it and another to the search. */
-        if (rc == 0 || (rc > 0 && (row.id != list[i].id || row.depth != list[i].depth))) rc = corrupt("node", list[i].id);
+        bool another = rc > 0 && (row.id != list[i].id || row.depth != list[i].depth);
+        if (rc == 0 || another) rc = corrupt("node", list[i].id);
         if (rc < 0) break;
         sums += sum;
         rc = reader->node ? reader->node(&row, reader->user) : 0;

@@ -1,12 +1,13 @@
-/* catalogue.h: the SQLite file that says which nodes there are (docs/format.md). It is a cache of the segments' headers:
- * whatever it holds can be made again from them, so any doubt about it is IMP_E_CORRUPT and leads to a rebuild.
+/* catalogue.h: the SQLite file that says which nodes there are (docs/format.md). It is a cache of the segments'
+ * headers: whatever it holds can be made again from them, so any doubt about it is IMP_E_CORRUPT and leads to a
+ * rebuild.
  *
  * Every row has a checksum over its key and its fields. One meta row holds the generation (raised by each change), the
  * number of rows and the sum of all row checksums, so that a row lost by a damaged page is noticed too. Uses, hits and
  * histories are advisory: tables of their own, written in batches, a bad row is dropped.
  *
- * One imp_cat per process and store, under the store's mutex. Several processes: WAL, a busy time-out, and a generation
- * that is checked before each match.
+ * One imp_cat per process and store, under the store's mutex. Several processes: WAL, a busy time-out, and a
+ * generation that is checked before each match.
  */
 #ifndef IMP_STORE_CATALOGUE_H
 #define IMP_STORE_CATALOGUE_H
@@ -60,9 +61,9 @@ void imp_cat_close(imp_cat *c);
 void imp_cat_busy_ms(imp_cat *c, int ms);
 
 /* A change: begin takes the write lock (IMP_E_BUSY after the time-out; IMP_E_STALE if another process has put a new
- * catalogue in this one's place: close and open again), commit makes it durable (WAL, synchronous=FULL: a published node
- * must survive a power cut, see docs/format.md), rollback undoes. A failed commit has rolled back. After a failed call
- * inside a change, roll back. */
+ * catalogue in this one's place: close and open again), commit makes it durable (WAL, synchronous=FULL: a published
+ * node must survive a power cut, see docs/format.md), rollback undoes. A failed commit has rolled back. After a failed
+ * call inside a change, roll back. */
 int imp_cat_begin(imp_cat *c);
 int imp_cat_commit(imp_cat *c);
 void imp_cat_rollback(imp_cat *c);
@@ -77,8 +78,8 @@ int imp_cat_new_node_id(imp_cat *c, uint64_t *id);
 int imp_cat_reserve(imp_cat *c, const imp_cat_reservation *r);
 int imp_cat_unreserve(imp_cat *c, uint64_t segment);
 
-/* What the rows say. NULL entries are passed over. A non-zero return ends the read and is returned. What a call is given
- * lives until it returns; it may not use the catalogue. */
+/* What the rows say. NULL entries are passed over. A non-zero return ends the read and is returned. What a call is
+ * given lives until it returns; it may not use the catalogue. */
 typedef struct imp_cat_reader {
     int (*reset)(void *user); /* before a whole scan: forget what you have, all of it follows */
     int (*space)(const imp_cat_space *space, void *user);
@@ -92,15 +93,15 @@ typedef struct imp_cat_reader {
 /* Has another connection changed anything since imp_cat_read() last ran? Cheap (no page is read when nothing changed).
  * IMP_E_STALE as imp_cat_begin(). */
 int imp_cat_changed(imp_cat *c, bool *changed);
-/* Rows changed since generation `since`, one's own too (0: all, whole scan checked against the meta row): removals first,
- * then spaces, segments, nodes by rising depth. `*generation` becomes the present one. May be called inside a change, best
- * before one's own puts.
- * What changed is kept for the last IMP_CAT_LOG_KEEP changes at least; if `since` is older (or not of this catalogue),
- * a whole scan is made instead, which `reset` announces (IMP_E_STALE if it is NULL). After a failure (IMP_E_CORRUPT,
- * say) what the reader was given is worth nothing. */
+/* Rows changed since generation `since`, one's own too (0: all, whole scan checked against the meta row): removals
+ * first, then spaces, segments, nodes by rising depth. `*generation` becomes the present one. May be called inside a
+ * change, best before one's own puts. What changed is kept for the last IMP_CAT_LOG_KEEP changes at least; if `since`
+ * is older (or not of this catalogue), a whole scan is made instead, which `reset` announces (IMP_E_STALE if it is
+ * NULL). After a failure (IMP_E_CORRUPT, say) what the reader was given is worth nothing. */
 int imp_cat_read(imp_cat *c, uint64_t since, const imp_cat_reader *reader, uint64_t *generation);
-/* The generation up to which imp_cat_read() has told everything or this connection has made the changes itself: a process
- * that reads inside a change, then makes its own changes and commits, goes on from here and isn't told of those. */
+/* The generation up to which imp_cat_read() has told everything or this connection has made the changes itself: a
+ * process that reads inside a change, then makes its own changes and commits, goes on from here and isn't told of
+ * those. */
 uint64_t imp_cat_generation(const imp_cat *c);
 
 #define IMP_CAT_LOG_KEEP 16384u
@@ -113,9 +114,9 @@ int imp_cat_totals(imp_cat *c, uint64_t *segment_bytes, uint64_t *reserved_bytes
 int imp_cat_put_use(imp_cat *c, uint64_t node, uint64_t hits, int64_t used_s);
 int imp_cat_uses(imp_cat *c, int (*fn)(uint64_t node, uint64_t hits, int64_t used_s, void *user), void *user);
 
-/* What history.c keeps of a segment: bytes that mean nothing here, advisory like the uses, and removed with the segment.
- * Put: inside a change, and only if the segment has a row. Get: the caller's (imp_free); IMP_E_NOTFOUND if there is none
- * or it is damaged. Remove: no failure if there is none. */
+/* What history.c keeps of a segment: bytes that mean nothing here, advisory like the uses, and removed with the
+ * segment. Put: inside a change, and only if the segment has a row. Get: the caller's (imp_free); IMP_E_NOTFOUND if
+ * there is none or it is damaged. Remove: no failure if there is none. */
 int imp_cat_put_history(imp_cat *c, uint64_t segment, const void *bytes, size_t n_bytes);
 int imp_cat_get_history(imp_cat *c, uint64_t segment, void **bytes, size_t *n_bytes);
 int imp_cat_remove_history(imp_cat *c, uint64_t segment);
@@ -129,8 +130,8 @@ typedef struct imp_cat_file {
 int imp_cat_fingerprint(imp_cat *c, const imp_cat_file *file, imp_hash128 *out); /* IMP_E_NOTFOUND */
 int imp_cat_put_fingerprint(imp_cat *c, const imp_cat_file *file, imp_hash128 hash);
 
-/* SQLite's own check, a whole scan, and whether nodes, parents and segments fit together: calls `fn` with a line for each
- * thing that is wrong. 0 if the check could be made, whatever it found. */
+/* SQLite's own check, a whole scan, and whether nodes, parents and segments fit together: calls `fn` with a line for
+ * each thing that is wrong. 0 if the check could be made, whatever it found. */
 int imp_cat_check(imp_cat *c, void (*fn)(const char *what, void *user), void *user);
 /* Give free pages and the write-ahead log back to the file system. Not inside a change. */
 int imp_cat_compact(imp_cat *c);

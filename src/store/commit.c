@@ -225,8 +225,8 @@ static int check_query(const imp_job *job, uint32_t layer, size_t first, const i
     if (layer >= job->n_layers) return imp_fail(IMP_E_ARG, "commit: queries of layer %u, of %u", layer, job->n_layers);
     if (!q || !q->q || q->n_rows == 0) return imp_fail(IMP_E_ARG, "commit: no queries of layer %u", layer);
     if (first > job->n_tokens || q->n_rows > job->n_tokens - first) {
-        return imp_fail(IMP_E_ARG, "commit: queries of tokens %zu on, %zu rows, and the prompt has %zu", first, q->n_rows,
-                        job->n_tokens);
+        return imp_fail(IMP_E_ARG, "commit: queries of tokens %zu on, %zu rows, and the prompt has %zu", first,
+                        q->n_rows, job->n_tokens);
     }
     if (q->n_heads == 0 || q->n_heads % job->layers[layer].n_kv_heads != 0) {
         return imp_fail(IMP_E_ARG, "commit: layer %u needs queries of a multiple of %u heads, not %u", layer,

@@ -1,10 +1,10 @@
 /* history.c: see history.h.
  *
- * Locks. The table's mutex is taken after the store's two (or without them), a record's own after the table's; neither is
- * held while the catalogue is used. So the order is: catalogue's, store's, table's, record's.
+ * Locks. The table's mutex is taken after the store's two (or without them), a record's own after the table's; neither
+ * is held while the catalogue is used. So the order is: catalogue's, store's, table's, record's.
  *
- * A record that a load asks for while the catalogue is busy (its commit waits for the disk) starts empty, as *unread*: what
- * the catalogue has is mixed in the next time it is asked for, or before it is written.
+ * A record that a load asks for while the catalogue is busy (its commit waits for the disk) starts empty, as *unread*:
+ * what the catalogue has is mixed in the next time it is asked for, or before it is written.
  *
  * Bytes of a record in the catalogue, little-endian:
  *
@@ -289,13 +289,10 @@ static bool sound(const unsigned char *b, size_t n_bytes, uint32_t n_layers, uin
 /* Older requests of one layer, n_old of them, below the newer ones that are here. */
 static void mix(layer_record *l, uint32_t n_old, const float *old, size_t n)
 {
-    float *here = l->parts[HISTORY], newer = 1.0f;
-    if (l->count > 0 && n_old > 0) {
+    float *here = l->parts[HISTORY], newer = 1.0f; /* the share of what is here */
+    if (n_old > 0 && l->count < IMP_HISTORY_SPAN) {
         uint64_t all = (uint64_t)l->count + n_old;
-        newer = l->count >= IMP_HISTORY_SPAN ? 1.0f
-                                             : (float)l->count / (float)(all < IMP_HISTORY_SPAN ? all : IMP_HISTORY_SPAN);
-    } else if (n_old > 0) {
-        newer = 0.0f;
+        newer = (float)l->count / (float)(all < IMP_HISTORY_SPAN ? all : IMP_HISTORY_SPAN);
     }
     for (size_t i = 0; i < n; i++) here[i] = newer * here[i] + (1.0f - newer) * old[i];
 }

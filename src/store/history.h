@@ -1,13 +1,13 @@
-/* history.h: what requests found important in a segment's tokens, layer by layer. Advice: it may be lost, or be damaged,
- * without harm to any answer.
+/* history.h: what requests found important in a segment's tokens, layer by layer. Advice: it may be lost, or be
+ * damaged, without harm to any answer.
  *
  * A record belongs to a segment and has, for each layer and token of it,
  *
  *     history         moving average of normalised scores (select/blend.h), with the number of requests in it
  *     rankings        by the prefill's own queries, and by reconstruction: the largest normalised score seen
  *
- * Records are kept in memory under a bound, written to the catalogue in batches (a table of their own, outside the meta
- * row's count), and go with their segment. A reorder hands a segment's record on to the segment that replaces it.
+ * Records are kept in memory under a bound, written to the catalogue in batches (a table of their own, outside the
+ * meta row's count), and go with their segment. A reorder hands a segment's record on to the segment that replaces it.
  *
  * Threads: any, at any time. A record is never waited for longer than it takes to copy a layer's row.
  */

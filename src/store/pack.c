@@ -1,7 +1,7 @@
 /* pack.c: staged rows into the bytes of a segment, one layer at a time, so that the memory it takes is a layer's.
  *
- * Keys are encoded in groups of tokens, in token order, and only then put where their slots are: in which order a segment
- * lies never changes what a token's row says. */
+ * Keys are encoded in groups of tokens, in token order, and only then put where their slots are: in which order a
+ * segment lies never changes what a token's row says. */
 #include <string.h>
 
 #include "base/alloc.h"

@@ -1,7 +1,7 @@
 /* store.h: what the session module sees of the store: paths through the tree, and open segments.
  *
- * Lock order: the catalogue's mutex, then the store's, then nothing. File reads and fsyncs happen outside the
- * store's, so that a match never waits for the writer's disk. */
+ * Lock order: the catalogue's mutex, then the store's, then a history's or the bases', then nothing. File reads and
+ * fsyncs happen outside the store's, so that a match never waits for the writer's disk. */
 #ifndef IMP_STORE_STORE_H
 #define IMP_STORE_STORE_H
 
@@ -64,13 +64,13 @@ int imp_store_match(imp_store *s, imp_hash128 space, const int32_t *tokens, size
                     imp_path *out, uint64_t *header_bytes);
 void imp_store_unpin(imp_store *s, imp_path *path);
 
-/* A chunk of `seg` was bad: drop every node that uses the segment from the smallest token on that the chunk is about (the
- * first of all, for scales, sketches, probe keys and maps), and what lies below; count and log. `what` is the line for
- * the log. */
+/* A chunk of `seg` was bad: drop every node that uses the segment from the smallest token on that the chunk is about
+ * (the first of all, for scales, sketches, probe keys and maps), and what lies below; count and log. `what` is the
+ * line for the log. */
 void imp_store_drop_bad(imp_store *s, const imp_seg *seg, imp_region region, uint32_t layer, uint32_t chunk,
                         const char *what);
-/* A chunk of `seg` can't be read, tried twice: for some minutes, or until a verify, this process's matches end before the
- * segment; count and log. Nothing is dropped: the disk may come back. */
+/* A chunk of `seg` can't be read, tried twice: for some minutes, or until a verify, this process's matches end before
+ * the segment; count and log. Nothing is dropped: the disk may come back. */
 void imp_store_set_aside(imp_store *s, const imp_seg *seg, const char *what);
 
 imp_io *imp_store_io(imp_store *s);

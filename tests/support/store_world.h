@@ -32,8 +32,8 @@ void imp_world_rich_opts(imp_store_opts *opts);
 int imp_world_open(imp_world *w, const char *dir, const imp_store_opts *opts, const char *salt);
 void imp_world_close(imp_world *w);
 
-/* Commit tokens [first_new, n) with their right rows, and with queries if the store's options have a use for them. The status of begin or finish; *staged (may be NULL): whether
- * there was anything to store. Doesn't flush. */
+/* Commit tokens [first_new, n) with their right rows, and with queries if the store's options have a use for them. The
+ * status of begin or finish; *staged (may be NULL): whether there was anything to store. Doesn't flush. */
 int imp_world_commit(imp_world *w, const int32_t *tokens, size_t n, size_t first_new, unsigned flags, bool *staged);
 
 /* Match `tokens` and read every row of what is found, with its checksum, against what was committed. The number of

@@ -1,5 +1,5 @@
-/* The sketches' bases: learned once, kept in a file, found again, and learned anew when it is lost; no store loses KV by
- * any of it. */
+/* The sketches' bases: learned once, kept in a file, found again, and learned anew when it is lost; no store loses KV
+ * by any of it. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <setjmp.h>

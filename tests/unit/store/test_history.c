@@ -111,7 +111,10 @@ static void expect(const twin *t, const imp_history *h, double off)
         }
         for (int r = 0; r < 2; r++) {
             assert_int_equal(imp_history_ranking(h, (imp_rank)r, l, 0, N_TOKENS, got), t->ranked[r][l]);
-            for (int i = 0; i < N_TOKENS; i++) assert_true(fabs((double)got[i] - t->rank[r][l][i]) <= off * (0.1 + t->rank[r][l][i]));
+            for (int i = 0; i < N_TOKENS; i++) {
+                double want = t->rank[r][l][i];
+                assert_true(fabs((double)got[i] - want) <= off * (0.1 + want));
+            }
         }
     }
 }
