@@ -524,6 +524,70 @@ static void no_room(void **state)
     imp_world_close(&w);
 }
 
+/* A full store: the longest unused makes room for the copy, and the limit holds. */
+static void full(void **state)
+{
+    imp_world w;
+    imp_store_opts opts;
+    imp_rng rng;
+    imp_reorder_report r;
+    imp_stats st;
+    int32_t tokens[256];
+    imp_rng_seed(&rng, imp_test_seed());
+    imp_world_opts(&opts);
+    opts.order = IMP_ORDER_CORE;
+    opts.limit_bytes = 1 << 20;
+    opts.segment_tokens = 256;
+    assert_int_equal(imp_world_open(&w, *state, &opts, NULL), 0);
+    int n = 0;
+    do {
+        for (int i = 0; i < 256; i++) tokens[i] = 1000 * n + i;
+        n++;
+        assert_int_equal(imp_world_commit(&w, tokens, 256, 0, 0, NULL), 0);
+        assert_int_equal(imp_store_flush(w.store), 0);
+        assert_int_equal(imp_store_stats(w.store, &st), 0);
+    } while (st.evicted_nodes == 0);
+    add_history(w.store, w.space->id, tokens, 256, &rng);
+    assert_int_equal(imp_store_reorder(w.store, &r), 0);
+    assert_true(r.n_reordered > 0);
+    assert_int_equal(imp_world_check(&w, tokens, 256, true), 256);
+    assert_true(imp_world_du(*state) <= 1 << 20);
+    assert_int_equal(imp_world_verify(&w, false, true), 0);
+    imp_world_close(&w);
+}
+
+/* The background doesn't keep a store from being closed, and leaves nothing behind. */
+static void closed_meanwhile(void **state)
+{
+    imp_world w;
+    imp_store_opts opts;
+    imp_rng rng;
+    imp_stats st;
+    int32_t tokens[200];
+    imp_rng_seed(&rng, imp_test_seed());
+    for (int i = 0; i < 200; i++) tokens[i] = i;
+    imp_world_opts(&opts);
+    opts.order = IMP_ORDER_CORE;
+    opts.reorder_after = 1;
+    opts.reorder_period_s = 1;
+    assert_int_equal(imp_world_open(&w, *state, &opts, NULL), 0);
+    assert_int_equal(imp_world_commit(&w, tokens, 200, 0, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    add_history(w.store, w.space->id, tokens, 200, &rng);
+    assert_int_equal(imp_io_fault_log_start(100), 0);
+    imp_io_fault f = {.kind = IMP_IO_WRITE, .nth = 1, .stay = true, .action = IMP_IO_DELAY, .value = 20000000};
+    imp_io_fault_add(&f);
+    while (imp_io_fault_count(IMP_IO_WRITE) == 0) usleep(1000);
+    assert_int_equal(imp_store_stats(w.store, &st), 0);
+    imp_world_close(&w);
+    imp_io_fault_clear();
+    assert_int_equal(n_files(*state, "segments"), st.n_segments);
+    assert_int_equal(imp_world_open(&w, *state, &opts, NULL), 0);
+    assert_int_equal(reserved_bytes(w.store), 0);
+    assert_int_equal(imp_world_check(&w, tokens, 200, true), 200);
+    imp_world_close(&w);
+}
+
 static void in_memory(void **state)
 {
     imp_world w;
@@ -1125,10 +1189,11 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
-        TEST(every_kind_of_segment), TEST(by_importance),        TEST(evicted_rows),    TEST(background),
-        TEST(no_room),               TEST(in_memory),            TEST(against_a_twin),  TEST(two_processes),
-        TEST(lost_race),             TEST(beside_readers),       TEST(both_files_left), TEST(every_io_error),
-        TEST(every_allocation),      TEST(bad_chunk_on_the_way), TEST(one_byte),
+        TEST(every_kind_of_segment), TEST(by_importance),    TEST(evicted_rows),   TEST(background),
+        TEST(no_room),               TEST(full),             TEST(closed_meanwhile), TEST(in_memory),
+        TEST(against_a_twin),        TEST(two_processes),    TEST(lost_race),      TEST(beside_readers),
+        TEST(both_files_left),       TEST(every_io_error),   TEST(every_allocation), TEST(bad_chunk_on_the_way),
+        TEST(one_byte),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
