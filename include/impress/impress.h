@@ -582,8 +582,8 @@ typedef struct imp_reorder_report {
 } imp_reorder_report;
 
 /* Write segments anew, now, whose statistics have changed, or that hold rows of evicted nodes: in the store's order.
- * What a token gets doesn't change by that, to the bit. `report` may be NULL. IMP_E_FULL where there is no room for the
- * next copy. */
+ * What a token gets doesn't change by that, to the bit. Room for each copy is made as for a commit. `report` may be
+ * NULL. IMP_E_FULL where there is none for the next one. */
 int imp_store_reorder(imp_store *store, imp_reorder_report *report);
 
 typedef struct imp_gc_report {
