@@ -22,7 +22,9 @@ typedef struct run_state {
     const imp_read_trial *t;
     imp_io_queue *q;
     imp_io_file *file;
-    imp_io_op *ops; /* [depth]: op i has the arena's block i */
+    imp_io_op *ops; /* [n_ops]: op i has the arena's block i */
+    size_t n_ops;   /* twice the depth: as many wait in the queue as are in flight, as with loads, so that it can fill up
+                       however reads overtake each other */
     uint64_t n_blocks, next;
     imp_rng rng;
 } run_state;
@@ -45,10 +47,10 @@ static int read_all(run_state *at, imp_read_figures *out)
     uint64_t n = (t->max_bytes ? t->max_bytes : at->n_blocks * t->block_bytes) / t->block_bytes, submitted = 0;
     uint64_t cpu = cpu_ns(), start = imp_now_ns();
     if (n == 0) n = 1;
-    for (; submitted < t->depth && submitted < n; submitted++) submit(at, (size_t)submitted);
+    for (; submitted < at->n_ops && submitted < n; submitted++) submit(at, (size_t)submitted);
     imp_io_kick(at->q);
     for (uint64_t done = 0; done < submitted; done++) {
-        size_t i = (size_t)(done % t->depth);
+        size_t i = (size_t)(done % at->n_ops);
         imp_io_wait(at->q, &at->ops[i]);
         if (at->ops[i].status < 0) return at->ops[i].status;
         if (submitted == n || (t->max_ns && imp_now_ns() - start >= t->max_ns)) continue;
@@ -75,10 +77,11 @@ static int run(const char *dir, const char *name, const imp_read_trial *t, imp_r
         rc = imp_fail(IMP_E_ARG, "imp_measure_reads: %s has less than one block of %u bytes", name, t->block_bytes);
         goto out;
     }
-    at.ops = imp_calloc(t->depth, sizeof *at.ops);
+    at.n_ops = 2 * (size_t)t->depth;
+    at.ops = imp_calloc(at.n_ops, sizeof *at.ops);
     rc = at.ops ? 0 : imp_fail(IMP_E_NOMEM, "imp_measure_reads: no memory");
     if (rc < 0) goto out;
-    rc = imp_io_queue_new(io, t->depth, (size_t)t->depth * t->block_bytes, &at.q);
+    rc = imp_io_queue_new(io, t->depth, at.n_ops * t->block_bytes, &at.q);
     if (rc < 0) goto out;
     imp_rng_seed(&at.rng, t->seed);
     rc = read_all(&at, out);
