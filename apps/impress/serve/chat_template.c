@@ -351,20 +351,14 @@ static bool deep_pattern(const char *s)
     return false;
 }
 
-/* NULL, or what is wrong with a schema (of bounded depth) or a part of it. `strict`: also limits that can't be kept. */
-static const char *schema_fault(const json_t *v, bool strict)
+/* NULL, or why a schema of bounded depth may not be read by llama.cpp. Looks at all that a $ref could lead to. */
+static const char *schema_fault(const json_t *v)
 {
-    static const char *const counts[] = {"minLength", "maxLength", "minItems", "maxItems"};
     const char *key, *fault = NULL;
     json_t *item;
     size_t i;
     json_array_foreach((json_t *)v, i, item) {
-        if ((fault = schema_fault(item, strict))) return fault;
-    }
-    for (i = 0; strict && i < sizeof counts / sizeof counts[0]; i++) {
-        const json_t *count = json_object_get(v, counts[i]);
-        if (json_is_number(count) && !(json_number_value(count) <= MAX_COUNT))
-            return "minLength, maxLength, minItems and maxItems can be kept up to 2000 only";
+        if ((fault = schema_fault(item))) return fault;
     }
     json_object_foreach((json_t *)v, key, item) {
         const char *text = json_string_value(item);
@@ -372,26 +366,95 @@ static const char *schema_fault(const json_t *v, bool strict)
             if (strlen(text) > MAX_PATTERN_BYTES) return "a pattern is too long";
             if (deep_pattern(text)) return "a pattern has too many parentheses inside one another";
         }
-        if ((fault = schema_fault(item, strict))) return fault;
+        if ((fault = schema_fault(item))) return fault;
     }
     return NULL;
 }
 
-static int check_schema(const char *text, bool strict, const char *param, oai_error *e)
+static bool listed(const char *const *list, const char *name)
+{
+    while (*list && strcmp(*list, name) != 0) list++;
+    return *list != NULL;
+}
+
+/* Whether a pattern takes part in the grammar: llama.cpp takes any string for one that it can't do, as for `x`, which
+ * isn't anchored. */
+static bool pattern_kept(const chat_way *way, const json_t *pattern)
+{
+    json_t *with = json_pack("{s:s,s:O}", "type", "string", "pattern", pattern);
+    char *text = with ? json_dumps(with, JSON_COMPACT) : NULL;
+    oai_error ignored;
+    char *got = text ? way->grammar_of(text, &ignored) : NULL;
+    char *any = way->grammar_of("{\"type\":\"string\",\"pattern\":\"x\"}", &ignored);
+    bool kept = got && any && strcmp(got, any) != 0;
+    free(got);
+    free(any);
+    free(text);
+    json_decref(with);
+    return kept;
+}
+
+/* Refuse what llama.cpp's grammars leave out of a schema, where a client wants it kept to the letter. */
+static int check_kept(const chat_way *way, const json_t *v, oai_error *e)
+{
+    static const char *const left_out[] = {
+        "not", "if", "then", "else", "multipleOf", "patternProperties", "propertyNames", "dependentRequired",
+        "dependentSchemas", "contains", "minContains", "maxContains", "minProperties", "maxProperties",
+        "unevaluatedProperties", "unevaluatedItems", NULL};
+    static const char *const counts[] = {"minLength", "maxLength", "minItems", "maxItems", NULL};
+    static const char *const bounds[] = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", NULL};
+    static const char *const maps[] = {"properties", "$defs", "definitions", NULL}; /* from names to schemas */
+    static const char *const data[] = {"enum", "const", "default", "examples", "required", NULL};
+    static const char param[] = "response_format";
+    const json_t *type = json_object_get(v, "type");
+    bool number = json_is_string(type) && strcmp(json_string_value(type), "number") == 0;
+    const char *key, *name;
+    json_t *item, *inner;
+    size_t i;
+    json_object_foreach((json_t *)v, key, item) {
+        if (listed(data, key)) continue;
+        if (listed(left_out, key) || (number && listed(bounds, key)) ||
+            (strcmp(key, "uniqueItems") == 0 && json_is_true(item)))
+            return oai_fail(e, 400, "invalid_schema", param, "the JSON schema: `%s`%s can't be kept here, and `strict` "
+                            "is set", key, number && listed(bounds, key) ? " of a number that is no integer" : "");
+        if (listed(counts, key) && json_number_value(item) > MAX_COUNT)
+            return oai_fail(e, 400, "invalid_schema", param, "the JSON schema: `%s` can be kept up to %d only, and "
+                            "`strict` is set", key, MAX_COUNT);
+        if (strcmp(key, "pattern") == 0 && json_is_string(item) && !pattern_kept(way, item))
+            return oai_fail(e, 400, "invalid_schema", param, "the JSON schema: the pattern `%.80s` can't be kept here "
+                            "(one that can begins with ^, ends with $ and has no \\d, \\w and the like), and `strict` "
+                            "is set", json_string_value(item));
+        if (listed(maps, key)) {
+            json_object_foreach(item, name, inner) {
+                if (check_kept(way, inner, e) != 0) return -1;
+            }
+        } else {
+            if (check_kept(way, item, e) != 0) return -1;
+            json_array_foreach(item, i, inner) {
+                if (check_kept(way, inner, e) != 0) return -1;
+            }
+        }
+    }
+    return 0;
+}
+
+static int check_schema(const chat_way *way, const char *text, bool strict, const char *param, oai_error *e)
 {
     if (strlen(text) > MAX_SCHEMA_BYTES)
         return oai_fail(e, 400, "invalid_schema", param, "the JSON schema is larger than %d bytes", MAX_SCHEMA_BYTES);
     json_t *v = json_loads(text, 0, NULL);
-    const char *fault = v ? schema_fault(v, strict) : "it can't be read";
+    const char *fault = v ? schema_fault(v) : "it can't be read";
+    int rc = fault ? oai_fail(e, 400, "invalid_schema", param, "the JSON schema: %s", fault) : 0;
+    if (rc == 0 && strict && way->schema) rc = check_kept(way, v, e);
     json_decref(v);
-    return fault ? oai_fail(e, 400, "invalid_schema", param, "the JSON schema: %s", fault) : 0;
+    return rc;
 }
 
-static int check_schemas(const oai_request *r, oai_error *e)
+static int check_schemas(const chat_way *way, const oai_request *r, oai_error *e)
 {
-    if (r->schema && check_schema(r->schema, true, "response_format", e) != 0) return -1;
+    if (r->schema && check_schema(way, r->schema, r->strict, "response_format", e) != 0) return -1;
     for (size_t i = 0; r->tool_choice != OAI_TOOLS_NONE && i < r->n_tools; i++) {
-        if (check_schema(r->tools[i].parameters, false, "tools", e) != 0) return -1;
+        if (check_schema(way, r->tools[i].parameters, false, "tools", e) != 0) return -1;
     }
     return 0;
 }
@@ -482,7 +545,7 @@ static bool find_shown(chat_plan *p)
 int chat_plan_make(const chat_template *t, const oai_request *r, chat_plan **out, oai_error *e)
 {
     *out = NULL;
-    if (check_schemas(r, e) != 0) return -1;
+    if (check_schemas(t->way, r, e) != 0) return -1;
     chat_plan *p = calloc(1, sizeof *p);
     if (!p) return no_memory(e);
     p->way = t->way;

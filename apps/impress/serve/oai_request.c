@@ -585,7 +585,6 @@ static int get_format(parse *p, const json_t *v)
     if (strcmp(type, "json_schema") == 0) {
         static const char path[] = "response_format.json_schema";
         const char *text = NULL;
-        bool strict = false;
         if (get(v, "schema"))
             return oai_fail(p->e, 400, UNKNOWN, "response_format.schema",
                             "`response_format.schema` belongs into `response_format.json_schema`");
@@ -594,7 +593,7 @@ static int get_format(parse *p, const json_t *v)
         if (only_fields(p, schema, path, known_schema) != 0) return -1;
         if (get_name(p, get(schema, "name"), "response_format.json_schema.name", &text) != 0 ||
             get_text(p, get(schema, "description"), "response_format.json_schema.description", SIZE_MAX, &text) != 0 ||
-            get_bool(p, get(schema, "strict"), "response_format.json_schema.strict", &strict) != 0)
+            get_bool(p, get(schema, "strict"), "response_format.json_schema.strict", &p->r->strict) != 0)
             return -1;
         return get_schema(p, get(schema, "schema"), "response_format.json_schema.schema");
     }

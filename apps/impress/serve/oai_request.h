@@ -103,6 +103,7 @@ typedef struct oai_request {
 
     oai_format format;
     const char *schema;  /* OAI_JSON_SCHEMA: JSON text */
+    bool strict;         /* what of it can't be kept is refused; else the rest of it is kept */
     const char *grammar; /* OAI_GRAMMAR: GBNF */
     oai_tool *tools;     /* chat only; with a named tool choice only that tool, and OAI_TOOLS_REQUIRED */
     size_t n_tools;

@@ -1,6 +1,10 @@
 /* Chats by both ways, on a vocabulary of bytes. */
 #include "chat_fixture.h"
 
+#include <jansson.h>
+
+#include "base/rng.h"
+
 #define SAY(text) "{\"messages\":[{\"role\":\"user\",\"content\":\"" text "\"}]}"
 #define TOOL                                                                                                           \
     "{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"description\":\"Weather of a city\","             \
@@ -368,11 +372,215 @@ static void test_schema(void **unused)
                 "{\"prompt\":\"a\",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"schema\":"
                 "{\"$ref\":\"#/nowhere\"}}}}",
                 "schema");
+    /* strict: what would be left out is refused, wherever it stands; names and values are no keywords */
+    static const struct {
+        bool ok;
+        const char *schema;
+    } strict[] = {
+        {true, "{\"type\":\"object\",\"properties\":{\"not\":{\"type\":\"string\"},\"pattern\":{\"type\":\"integer\"},"
+               "\"d\":{\"enum\":[{\"not\":1}]}}}"},
+        {true, "{\"type\":\"string\",\"pattern\":\"^[a-z]{1,3}$\"}"},
+        {true, "{\"type\":\"integer\",\"minimum\":3}"},
+        {false, "{\"type\":\"string\",\"pattern\":\"^\\\\d+$\"}"},
+        {false, "{\"type\":\"string\",\"pattern\":\"a\"}"},
+        {false, "{\"type\":\"number\",\"minimum\":3}"},
+        {false, "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"array\",\"items\":{\"not\":{}}}}}"},
+        {false, "{\"anyOf\":[{\"type\":\"integer\",\"multipleOf\":2}]}"},
+        {false, "{\"type\":\"string\",\"maxLength\":2001}"},
+        {false, "{\"$defs\":{\"x\":{\"type\":\"array\",\"uniqueItems\":true}},\"type\":\"string\"}"},
+    };
+    for (size_t i = 0; i < sizeof strict / sizeof strict[0]; i++) {
+        for (int is_strict = 0; is_strict < 2; is_strict++) {
+            char body[1024];
+            snprintf(body, sizeof body,
+                     "{\"prompt\":\"a\",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"strict\":%s,"
+                     "\"schema\":%s}}}",
+                     is_strict ? "true" : "false", strict[i].schema);
+            if (is_strict && !strict[i].ok)
+                refuse_plan(t, false, body, "strict");
+            else
+                chat_plan_free(make_plan(t, false, body));
+        }
+    }
     char deep[4096] = "{\"prompt\":\"a\",\"response_format\":{\"type\":\"json_object\",\"schema\":{\"type\":\"string\","
                       "\"pattern\":\"^";
     memset(deep + strlen(deep), '(', 1000);
     strcat(deep, "\"}}}");
     refuse_plan(t, false, deep, "parentheses");
+    chat_template_close(t);
+    llama_model_free(m);
+}
+
+/* ---- schemas that nobody would write: a grammar or an error, and the process lives ---- */
+
+static imp_rng rng;
+
+static size_t below(size_t n)
+{
+    return (size_t)imp_rng_below(&rng, n);
+}
+
+static json_t *odd_value(int depth);
+
+static json_t *odd_schema(int depth)
+{
+    static const char *const keys[] = {
+        "type",
+        "properties",
+        "required",
+        "items",
+        "prefixItems",
+        "enum",
+        "const",
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "$ref",
+        "$defs",
+        "definitions",
+        "pattern",
+        "format",
+        "minLength",
+        "maxLength",
+        "minItems",
+        "maxItems",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "additionalProperties",
+        "additionalItems",
+        "not",
+        "title",
+        "description",
+        "default",
+        "nullable",
+        "multipleOf",
+        "uniqueItems",
+    };
+    static const char *const types[] = {"object", "array", "string", "integer", "number", "boolean", "null", "other"};
+    json_t *o = json_object();
+    size_t n = below(5);
+    for (size_t i = 0; i < n; i++) {
+        const char *key = keys[below(sizeof keys / sizeof keys[0])];
+        json_t *v = NULL;
+        if (below(4) == 0 || depth <= 0)
+            v = odd_value(depth - 1);
+        else if (strcmp(key, "type") == 0)
+            v = json_string(types[below(8)]);
+        else if (strcmp(key, "items") == 0 || strcmp(key, "additionalProperties") == 0)
+            v = odd_schema(depth - 1);
+        else if (strstr(key, "Of") || strcmp(key, "prefixItems") == 0) {
+            v = json_array();
+            for (size_t j = below(4); j > 0; j--) json_array_append_new(v, odd_schema(depth - 1));
+        } else if (strcmp(key, "properties") == 0 || strcmp(key, "$defs") == 0 || strcmp(key, "definitions") == 0) {
+            v = json_object();
+            for (size_t j = below(4); j > 0; j--)
+                json_object_set_new(v, (const char *[]){"a", "b c", "", "\"x"}[j], odd_schema(depth - 1));
+        } else if (strcmp(key, "required") == 0) {
+            v = json_pack("[s,s]", "a", "b c");
+        } else {
+            v = odd_value(depth - 1);
+        }
+        json_object_set_new(o, key, v);
+    }
+    return o;
+}
+
+static json_t *odd_value(int depth)
+{
+    static const char *const texts[] = {
+        "",
+        "a",
+        "#/$defs/a",
+        "#/definitions/b c",
+        "#",
+        "#/",
+        "#/properties/a",
+        "http://localhost/x",
+        "date-time",
+        "uuid",
+        "time",
+        "^[a-z]+$",
+        "^(a|b){2,3}$",
+        "[",
+        "^(",
+        "^a{2000,}$",
+        "^\\d{3}$",
+        "^.*$",
+        "^[^\"]$",
+        "^a**$",
+        "\xc3\xa9",
+        "^(?:a)$",
+        "^(?=a)$",
+        "^\\p{L}$",
+        "^a{5$",
+        "^|$",
+        "^a|b$",
+        "^[z-a]$",
+        "^\\",
+        "string",
+    };
+    switch (below(depth > 0 ? 8 : 6)) {
+    case 0: return json_null();
+    case 1: return json_boolean(below(2));
+    case 2: return json_integer((json_int_t)below(3000) - 1500);
+    case 3: return json_integer((json_int_t)(imp_rng_u64(&rng) >> below(64)));
+    case 4: return json_real((double)below(1000) / 7 * (below(2) ? 1 : -1e10));
+    case 5: return json_string(texts[below(sizeof texts / sizeof texts[0])]);
+    case 6: return odd_schema(depth - 1);
+    default: {
+        json_t *a = json_array();
+        for (size_t j = below(4); j > 0; j--) json_array_append_new(a, odd_value(depth - 1));
+        return a;
+    }
+    }
+}
+
+static void test_odd_schemas(void **unused)
+{
+    (void)unused;
+    const char *rounds = getenv("IMP_TEST_ROUNDS");
+    struct llama_model *m = make_model(tool_template, false);
+    chat_template *t = open_way(&chat_way_common, m, NULL);
+    imp_rng_seed(&rng, imp_test_seed());
+    size_t n_grammars = 0, n = rounds ? strtoul(rounds, NULL, 10) : 150;
+    for (size_t i = 0; i < n; i++) {
+        json_t *body =
+            below(2) ? json_pack("{s:[{s:s,s:s}],s:{s:s,s:{s:s,s:o}}}", "messages", "role", "user", "content", "a",
+                                 "response_format", "type", "json_schema", "json_schema", "name", "s", "schema",
+                                 odd_schema(4))
+                     : json_pack("{s:[{s:s,s:s}],s:[{s:s,s:{s:s,s:o}}]}", "messages", "role", "user", "content", "a",
+                                 "tools", "type", "function", "function", "name", "f", "parameters", odd_schema(4));
+        char *text = json_dumps(body, 0);
+        assert_non_null(text);
+        oai_request r;
+        oai_limits limits = oai_limits_default();
+        oai_error e = {0};
+        chat_plan *p = NULL;
+        chat_grammar *g = NULL;
+        if (oai_request_parse(true, text, strlen(text), &limits, &r, &e) == 0) {
+            int rc = chat_plan_make(t, &r, &p, &e);
+            oai_request_free(&r);
+            if (rc == 0) rc = chat_grammar_new(p, &g, &e);
+            if (rc != 0 && (e.status < 400 || e.message[0] == '\0')) fail_msg("%s", text);
+            n_grammars += rc == 0;
+            /* some walk through it */
+            for (int k = 0; g && k < 30; k++) {
+                llama_token token = (llama_token)below(N_BYTES + N_SPECIAL), tried = 0;
+                while (tried < N_BYTES + N_SPECIAL && !chat_grammar_allows(g, token)) {
+                    token = (token + 1) % (N_BYTES + N_SPECIAL);
+                    tried++;
+                }
+                if (tried == N_BYTES + N_SPECIAL || !chat_grammar_accept(g, token) || token == END) break;
+            }
+        }
+        chat_grammar_free(g);
+        chat_plan_free(p);
+        free(text);
+        json_decref(body);
+    }
+    assert_true(n_grammars > n / 20);
     chat_template_close(t);
     llama_model_free(m);
 }
@@ -494,6 +702,7 @@ int main(void)
         cmocka_unit_test(test_text_answers),
 #if IMPRESS_HAVE_LLAMA_COMMON
         cmocka_unit_test(test_schema),
+        cmocka_unit_test(test_odd_schemas),
         cmocka_unit_test(test_tools),
         cmocka_unit_test(test_reasoning),
         cmocka_unit_test(test_template_complains),
