@@ -820,7 +820,7 @@ static void worker(const char *dir, const int32_t *tokens, uint64_t seed)
     imp_world_opts(&opts);
     opts.order = seed % 2 ? IMP_ORDER_CORE : IMP_ORDER_IMPORTANCE;
     if (imp_world_open(&w, dir, &opts, NULL) < 0) _exit(1);
-    for (int i = 0; i < 12; i++) {
+    for (int i = 0; i < 8; i++) {
         add_history(w.store, w.space->id, tokens, SHARED_TOKENS, &rng);
         int rc = imp_store_reorder(w.store, NULL);
         if (rc < 0) fprintf(stderr, "reorder: %s\n", imp_last_error());
@@ -886,7 +886,7 @@ static void lost_race(void **state)
     for (int i = 0; i < 2; i++) assert_int_equal(imp_world_open(&w[i], *state, &opts, NULL), 0);
     assert_int_equal(imp_world_commit(&w[0], tokens, 60, 0, 0, NULL), 0);
     assert_int_equal(imp_store_flush(w[0].store), 0);
-    for (int round = 0; round < 10; round++) {
+    for (int round = 0; round < 5; round++) {
         uint64_t before = 0, after = 0;
         for (int i = 0; i < 2; i++) {
             add_history(w[i].store, w[i].space->id, tokens, 60, &rng);
