@@ -39,6 +39,25 @@ static float *take_weights(float **at, uint64_t *random, size_t n_in, size_t n_o
     return w;
 }
 
+/* The same by way of KEY_RANK numbers in between: keys then lie near a small subspace, as trained models' do. `scratch`:
+ * [KEY_RANK][n_in + n_out]. */
+enum { KEY_RANK = 8 };
+
+static float *take_narrow_weights(float **at, uint64_t *random, size_t n_in, size_t n_out, float *scratch)
+{
+    float *w = *at, *end = scratch;
+    const float *into = take_weights(&end, random, n_in, KEY_RANK, 1);
+    const float *out = take_weights(&end, random, KEY_RANK, n_out, 1);
+    for (size_t i = 0; i < n_in; i++) {
+        for (size_t j = 0; j < n_out; j++) {
+            w[i * n_out + j] = 0;
+            for (size_t r = 0; r < KEY_RANK; r++) w[i * n_out + j] += into[i * KEY_RANK + r] * out[r * n_out + j];
+        }
+    }
+    *at += n_in * n_out;
+    return w;
+}
+
 tiny_model *tiny_model_new(const tiny_shape *shape)
 {
     tiny_model *m = calloc(1, sizeof *m);
@@ -50,7 +69,9 @@ tiny_model *tiny_model_new(const tiny_shape *shape)
     size_t per_layer = 2 * m->d * m->d + 2 * m->d * m->d_kv + 2 * m->d * m->d_mlp;
     m->layers = calloc(shape->n_layers, sizeof *m->layers);
     m->memory = malloc((shape->n_vocab * m->d + shape->n_layers * per_layer) * sizeof(float));
-    if (!m->layers || !m->memory) {
+    float *scratch = malloc(KEY_RANK * (m->d + m->d_kv) * sizeof *scratch);
+    if (!m->layers || !m->memory || !scratch) {
+        free(scratch);
         tiny_model_free(m);
         return NULL;
     }
@@ -60,12 +81,13 @@ tiny_model *tiny_model_new(const tiny_shape *shape)
     for (uint32_t l = 0; l < shape->n_layers; l++) {
         matrices *w = &m->layers[l];
         w->wq = take_weights(&at, &random, m->d, m->d, 6); /* large: attention then prefers some tokens, as trained ones do */
-        w->wk = take_weights(&at, &random, m->d, m->d_kv, 1);
+        w->wk = take_narrow_weights(&at, &random, m->d, m->d_kv, scratch);
         w->wv = take_weights(&at, &random, m->d, m->d_kv, 1);
         w->wo = take_weights(&at, &random, m->d, m->d, 0.5);
         w->w1 = take_weights(&at, &random, m->d, m->d_mlp, 1);
         w->w2 = take_weights(&at, &random, m->d_mlp, m->d, 0.5);
     }
+    free(scratch);
     return m;
 }
 
@@ -81,7 +103,8 @@ int tiny_cells_init(tiny_cells *c, const tiny_model *m, uint32_t capacity)
 {
     size_t n = m->shape.n_layers * (size_t)capacity * m->d_kv;
     *c = (tiny_cells){.capacity = capacity, .row = m->d_kv, .k = calloc(n, 2), .v = calloc(n, 2)};
-    if (c->k && c->v) return 0;
+    c->q = calloc(m->shape.n_layers * TINY_QUERIES * m->d, sizeof *c->q);
+    if (c->k && c->v && c->q) return 0;
     tiny_cells_free(c);
     return -1;
 }
@@ -90,6 +113,7 @@ void tiny_cells_free(tiny_cells *c)
 {
     free(c->k);
     free(c->v);
+    free(c->q);
     *c = (tiny_cells){0};
 }
 
@@ -194,6 +218,8 @@ int tiny_forward(const tiny_model *m, tiny_cells *c, const int32_t *tokens, uint
     float *sum = out + d, *hidden = sum + d;
     float *k = hidden + m->d_mlp, *v = k + n_cells * d_kv, *weight = v + n_cells * d_kv;
     int rc = 0;
+    c->n_q = n < TINY_QUERIES ? n : TINY_QUERIES;
+    c->first_q = first_position + n - c->n_q;
 
     for (uint32_t t = 0; t < n; t++)
         memcpy(x + t * d, m->embedding + (uint32_t)tokens[t] % m->shape.n_vocab * d, d * sizeof *x);
@@ -209,6 +235,7 @@ int tiny_forward(const tiny_model *m, tiny_cells *c, const int32_t *tokens, uint
             times(norm, w->wv, d, d_kv, row);
             for (size_t i = 0; i < d_kv; i++) tiny_v(c, l, c->n + t)[i] = to_f16(row[i]);
         }
+        memcpy(c->q + l * TINY_QUERIES * d, q + (n - c->n_q) * d, c->n_q * d * sizeof *q);
         if (hook && (rc = hook(user, l, q, n)) != 0) break;
         for (size_t i = 0; i < n_cells * d_kv; i++) {
             k[i] = to_f32(tiny_k(c, l, 0)[i]);
@@ -255,9 +282,15 @@ static uint64_t now_ns(void)
 int tiny_space_open(const tiny_model *m, imp_store *store, imp_space **out)
 {
     imp_layer_shape layers[MAX_LAYERS];
+    imp_rope ropes[MAX_LAYERS];
+    uint32_t n_heads[MAX_LAYERS];
     if (m->shape.n_layers > MAX_LAYERS) return IMP_E_ARG;
-    for (uint32_t l = 0; l < m->shape.n_layers; l++)
+    for (uint32_t l = 0; l < m->shape.n_layers; l++) {
         layers[l] = (imp_layer_shape){m->shape.n_kv_heads, m->shape.head_dim, m->shape.head_dim};
+        ropes[l] = (imp_rope){.pairs = IMP_ROPE_NORM, .n_dims = m->shape.head_dim, .base = 10000, .freq_scale = 1,
+                              .attn_factor = 1}; /* as rope() does */
+        n_heads[l] = m->shape.n_heads;
+    }
     /* The seed stands for the weights here. An engine with a file of weights asks imp_store_fingerprint(). What else
      * changes the KV goes into the fields, as the number of query heads, which the shapes don't show. */
     const imp_field fields[] = {{"n_heads", &m->shape.n_heads, sizeof m->shape.n_heads},
@@ -273,8 +306,23 @@ int tiny_space_open(const tiny_model *m, imp_store *store, imp_space **out)
         .layers = layers,
         .fields = fields,
         .n_fields = 2,
+        .ropes = ropes,
+        .n_heads = n_heads,
     };
     return imp_space_open(store, &desc, out);
+}
+
+/* Rows of queries as tiny_forward() computes them. */
+static imp_query query_of(const tiny_model *m, const float *q, uint32_t n_rows)
+{
+    return (imp_query){
+        .q = q,
+        .row_stride = m->d,
+        .head_stride = m->shape.head_dim,
+        .n_rows = n_rows,
+        .n_heads = m->shape.n_heads,
+        .scale = 1 / sqrtf((float)m->shape.head_dim),
+    };
 }
 
 /* Before attention of a layer: choose tokens of the prefix by the queries, and get their rows into cells 0, 1, ... */
@@ -287,14 +335,7 @@ typedef struct loading {
 static int fill_cells(void *user, uint32_t layer, const float *q, uint32_t n_tokens)
 {
     loading *at = user;
-    const imp_query query = {
-        .q = q,
-        .row_stride = at->m->d,
-        .head_stride = at->m->shape.head_dim,
-        .n_rows = n_tokens,
-        .n_heads = at->m->shape.n_heads,
-        .scale = 1 / sqrtf((float)at->m->shape.head_dim),
-    };
+    const imp_query query = query_of(at->m, q, n_tokens);
     const imp_dst dst = {
         .k = tiny_k(at->c, layer, 0),
         .v = tiny_v(at->c, layer, 0),
@@ -375,6 +416,9 @@ int tiny_store(const tiny_model *m, imp_space *space, const tiny_cells *c, const
             imp_commit_cancel(commit);
             return rc;
         }
+        if (c->n_q == 0 || c->first_q + c->n_q > n) continue; /* of tokens that aren't stored */
+        const imp_query query = query_of(m, c->q + l * TINY_QUERIES * m->d, c->n_q);
+        (void)imp_commit_queries(commit, l, c->first_q, &query); /* advice: without it the rows are stored all the same */
     }
     return imp_commit_finish(commit);
 }

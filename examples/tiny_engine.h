@@ -27,11 +27,16 @@ typedef struct tiny_model tiny_model;
 tiny_model *tiny_model_new(const tiny_shape *shape); /* NULL: no memory */
 void tiny_model_free(tiny_model *m);
 
-/* The KV cache of one sequence: in each layer a row of keys and one of values per cell, f16, [n_kv_heads][head_dim]. */
+enum { TINY_QUERIES = 32 };
+
+/* The KV cache of one sequence: in each layer a row of keys and one of values per cell, f16, [n_kv_heads][head_dim]. And
+ * the queries of the tokens computed last, up to TINY_QUERIES of one batch. */
 typedef struct tiny_cells {
     uint32_t capacity, n; /* cells there are, and in use */
     size_t row;           /* elements of a row */
     uint16_t *k, *v;      /* [n_layers][capacity][row] */
+    float *q;             /* [n_layers][TINY_QUERIES][n_heads][head_dim] */
+    uint32_t n_q, first_q; /* rows, and the first one's position */
 } tiny_cells;
 
 int tiny_cells_init(tiny_cells *c, const tiny_model *m, uint32_t capacity); /* 0, or -1: no memory */
@@ -68,7 +73,8 @@ typedef struct tiny_report {
 int tiny_prompt(const tiny_model *m, imp_space *space, const imp_load_opts *opts, const int32_t *tokens, uint32_t n,
                 tiny_cells *c, float *logits, tiny_report *report);
 
-/* Hand tokens [first_new, n) to the store; token i is in cell i. */
+/* Hand tokens [first_new, n) to the store; token i is in cell i. With them go the last queries, by which the store learns
+ * what is important. */
 int tiny_store(const tiny_model *m, imp_space *space, const tiny_cells *c, const int32_t *tokens, uint32_t n,
                uint32_t first_new);
 
