@@ -249,7 +249,7 @@ static int prepare(eval *e, eval_task *t, const eval_variant *v)
     request.load.record = IMP_RECORD_HISTORY;
     if (v->plain) return 0;
     int rc = app_stores_learn(s, &t->shared, t->name);
-    if (rc == 0) rc = app_stores_enter(s, &v->system);
+    if (rc == 0) rc = app_stores_enter(s, &v->system, true);
     if (rc == 0) rc = app_stores_put(s, &t->shared);
     for (size_t i = 0; rc == 0 && i < t->n_warm && t->n_shared; i++)
         rc = read_loading(e, t, &t->warm[i], request, &report);

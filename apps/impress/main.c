@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "bench.h"
 #include "commands.h"
 #include "impress/impress.h"
 
@@ -16,6 +17,7 @@ static const struct {
     {&run_command, "answer a question on a long prefix, and keep the prefix", cmd_run},
     {&serve_command, "serve a model with OpenAI's API, prefixes from the store", cmd_serve},
     {&eval_command, "accuracy of the systems on multiple-choice questions", cmd_eval},
+    {&bench_command, "measure: time to the first token, reads, caches", cmd_bench},
     {&systems_command, "list the systems and what each is made of", cmd_systems},
     {&ls_command, "list what a store holds", cmd_ls},
     {&stat_command, "sizes and counts of a store", cmd_stat},
@@ -25,7 +27,7 @@ static const struct {
     {&pin_command, "keep a prefix from eviction", cmd_pin},
 };
 
-enum { N_COMMANDS = sizeof commands / sizeof *commands };
+enum { N_COMMANDS = sizeof commands / sizeof *commands, N_BENCH = 16 };
 
 static void usage(FILE *f)
 {
@@ -69,9 +71,11 @@ int main(int argc, char **argv)
         usage(stderr);
         return 2;
     }
-    const opt_command *all[N_COMMANDS];
-    for (size_t i = 0; i < N_COMMANDS; i++) all[i] = commands[i].command;
-    opt_know(all, N_COMMANDS);
+    const opt_command *all[N_COMMANDS + N_BENCH];
+    size_t n_all = 0;
+    for (size_t i = 0; i < N_COMMANDS; i++) all[n_all++] = commands[i].command;
+    for (size_t i = 0; i < N_BENCH && bench_subcommand(i); i++) all[n_all++] = bench_subcommand(i);
+    opt_know(all, n_all);
     if (!strcmp(argv[1], "help") && argc > 2) { /* `impress help run` is `impress run --help` */
         argv[1] = argv[2];
         argv[2] = help_flag;

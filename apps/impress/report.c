@@ -66,6 +66,9 @@ json_t *report_json(const app_row *row, const char *model)
     bad |= json_object_set_new(o, "bytes_read", json_integer((json_int_t)r->bytes_read));
     bad |= json_object_set_new(o, "identify_bytes", json_integer((json_int_t)r->identify_bytes));
     bad |= json_object_set_new(o, "host_hit_bytes", json_integer((json_int_t)r->host_hit_bytes));
+    bad |= json_object_set_new(o, "device_hit_bytes", json_integer((json_int_t)r->device_hit_bytes));
+    bad |= json_object_set_new(o, "selected_layers", json_integer(r->n_selected));
+    bad |= json_object_set_new(o, "fallback_layers", json_integer(r->n_fallback));
     bad |= json_object_set_new(o, "bytes_full", json_integer((json_int_t)r->bytes_full));
     bad |= json_object_set_new(o, "mass", json_real(r->mass));
     bad |= json_object_set_new(o, "retries", json_integer(r->retries));

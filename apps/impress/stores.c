@@ -168,7 +168,7 @@ static bool learns(const app_system *system)
     return w->order != IMP_ORDER_TOKEN || w->identify == IMP_IDENTIFY_SKETCH || w->identify == IMP_IDENTIFY_STATIC;
 }
 
-int app_stores_enter(app_stores *s, const app_system *system)
+int app_stores_enter(app_stores *s, const app_system *system, bool afresh)
 {
     char name[64];
     int rc = leave(s);
@@ -176,7 +176,7 @@ int app_stores_enter(app_stores *s, const app_system *system)
     imp_store_opts opts = s->opts;
     app_system_store(system, &opts);
     if ((rc = open_store(s, app_system_combination(system, name), opts, &s->current)) != 0) return rc;
-    if (learns(system) && (imp_store_remove(s->current, 0) < 0 || imp_store_gc(s->current, NULL) < 0))
+    if (afresh && learns(system) && (imp_store_remove(s->current, 0) < 0 || imp_store_gc(s->current, NULL) < 0))
         return app_fail("%s", imp_last_error());
     imp_llama_clear(s->ctx);
     if (imp_llama_set_store(s->ctx, s->current) < 0 || imp_llama_open_space(s->ctx, NULL, &s->space) < 0)

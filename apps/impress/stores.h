@@ -46,8 +46,9 @@ int app_stores_attach(app_stores *s, imp_llama *ctx);
 /* Have a prefix in the source, computed where it isn't there, and its queries. */
 int app_stores_learn(app_stores *s, app_prefix *p, const char *name);
 
-/* Let the model use the store of `system`, which was closed before; afresh where it learns from requests. */
-int app_stores_enter(app_stores *s, const app_system *system);
+/* Let the model use the store of `system`, whose caches are empty. With `afresh`, where the system learns from requests,
+ * the store is emptied, too. */
+int app_stores_enter(app_stores *s, const app_system *system, bool afresh);
 
 /* A learned prefix into that store, on disk when this returns. */
 int app_stores_put(app_stores *s, const app_prefix *p);
