@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "bench_io.h"
+#include "bench_replay.h"
 #include "bench_trace.h"
 #include "commands.h"
 
@@ -15,6 +16,7 @@ static const struct {
 } commands[] = {
     {"ablation", &bench_ablation_command, "what each technique of the paper is worth", bench_ablation},
     {"io", &bench_io_command, "reads by size and depth, beside fio", bench_io},
+    {"replay", &bench_replay_command, "large models: modelled compute, real I/O", bench_replay},
     {"trace", &bench_trace_command, "hit ratios of the policies over request traces", bench_trace},
 };
 
