@@ -27,7 +27,7 @@ static const opt options[] = {
      "a document as prefix, with the questions on it from\nquestions.jsonl or --task FILE; may be given several\n"
      "times", true},
     {"systems", 's', OPT_TEXT, AT(systems), "LIST",
-     "systems to compare, each NAME or NAME+SWITCH=VALUE...\n(default: recomp,as,as-h2o-lru)", true},
+     "systems to compare, each NAME or NAME+SWITCH=VALUE...\n(default: recomp,as,as-h2o-lru,impress)", true},
     {"retention", 'r', OPT_TEXT, AT(retention), "LIST",
      "shares of the prefix's tokens that each layer gets, over\n"
      "0 to 1, for systems that choose (default: 0.25)", false},
@@ -129,7 +129,7 @@ static void task_free(eval_task *t)
 int cmd_eval(int argc, char **argv)
 {
     eval_settings s = {.shots = EVAL_NO_SHOTS, .warm = EVAL_DEFAULT_WARM, .n_batch = 2048, .n_ubatch = 512,
-                       .systems = "recomp,as,as-h2o-lru", .reference = "as", .scoring = "auto"};
+                       .systems = "recomp,as,as-h2o-lru,impress", .reference = "as", .scoring = "auto"};
     int n_positional;
     int rc = opt_parse(&eval_command, argc, argv, &s, &n_positional);
     if (rc) return rc == 1 ? 0 : rc;

@@ -110,6 +110,7 @@ void report_line(const app_row *row)
     fprintf(stderr, "[%zu tokens of prompt: %zu matched, %zu loaded, %zu computed; %s read for KV of %s]\n",
             row->prompt_tokens, r->matched_tokens, r->loaded_tokens, r->query_tokens, text_bytes(r->bytes_read, read),
             text_bytes(r->bytes_full, full));
+    if (r->n_fallback) fprintf(stderr, "[%u of %u layers went by all keys]\n", r->n_fallback, r->n_selected);
 }
 
 typedef double (*figure)(const app_row *row);
@@ -158,6 +159,14 @@ static double f_read(const app_row *r)
 {
     return (double)r->report.bytes_read;
 }
+static double f_identify_bytes(const app_row *r)
+{
+    return (double)r->report.identify_bytes;
+}
+static double f_fallback(const app_row *r)
+{
+    return r->report.n_selected ? 100.0 * r->report.n_fallback / r->report.n_selected : 0;
+}
 static double f_full(const app_row *r)
 {
     return (double)r->report.bytes_full;
@@ -190,7 +199,8 @@ int report_table(const app_row *rows, size_t n_rows)
         {"TTFT, ms", f_ttft, "%.1f"},         {"  match", f_match, "%.2f"},     {"  identify", f_identify, "%.1f"},
         {"  I/O wait", f_io_wait, "%.1f"},    {"  gather", f_gather, "%.1f"},   {"  compute", f_compute, "%.1f"},
         {"prefix tokens", f_prefix, "%.0f"},  {"  matched", f_matched, "%.0f"}, {"  loaded", f_loaded, "%.0f"},
-        {"tokens computed", f_query, "%.0f"}, {"bytes read", f_read, NULL},     {"bytes of the prefix", f_full, NULL},
+        {"tokens computed", f_query, "%.0f"}, {"bytes read", f_read, NULL},     {"  to identify", f_identify_bytes, NULL},
+        {"bytes of the prefix", f_full, NULL}, {"layers by all keys, %", f_fallback, "%.0f"},
     };
     /* Groups of adjacent rows of one system. */
     size_t n_groups = 0;

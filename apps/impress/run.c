@@ -24,16 +24,15 @@ typedef struct run_settings {
 
 #define AT(member) offsetof(run_settings, member)
 #define RETENTION_DEFAULT HUGE_VAL
-#define DEFAULT_SYSTEM "as"
-#define DEFAULT_COMPARED "as-h2o-lru"
+#define DEFAULT_SYSTEM "impress"
 
 static const opt options[] = {
     {"model", 'm', OPT_TEXT, AT(model), "FILE", "the model, a GGUF file", false},
     {"file", 'f', OPT_TEXT, AT(prefix_file), "FILE", "the prefix, a text file; - is standard input", true},
     {"prompt", 'p', OPT_TEXTS, AT(questions), "TEXT", "the question; may be given several times", true},
     {"system", 's', OPT_TEXT, AT(system), "NAME",
-     "how the prefix is brought back; `impress systems` lists them\n"
-     "(default: " DEFAULT_SYSTEM "; with --compare: " DEFAULT_COMPARED ")", false},
+     "how the prefix is brought back: NAME or NAME+SWITCH=VALUE...;\n"
+     "`impress systems` lists them (default: " DEFAULT_SYSTEM ")", false},
     {"retention", 'r', OPT_REAL, AT(retention), "SHARE",
      "share of the prefix's tokens that each layer gets, over 0\nto 1 (default: 0.25 for systems that choose)", false},
     {"n-predict", 'n', OPT_COUNT, AT(n_answer), "N", "length of the answer, tokens (default: 128)", false},
@@ -62,7 +61,8 @@ const opt_command run_command = {
     "stores its KV; any later call, also in a new process, loads it and answers at once.",
     "examples:\n"
     "  impress run -m smollm2.gguf -f handbook.txt -p \"What does error 17 mean?\"\n"
-    "  impress run -m smollm2.gguf -f handbook.txt -p \"Who may reset it?\" -s as-h2o-lru -r 0.25\n"
+    "  impress run -m smollm2.gguf -f handbook.txt -p \"Who may reset it?\" -s as\n"
+    "  impress run -m smollm2.gguf -f handbook.txt -p \"Who may reset it?\" -r 0.5 --rest q8\n"
     "  impress run -m smollm2.gguf -f handbook.txt -p \"Who may reset it?\" --compare\n\n"
     "--order, --rest, --chunk, --host-cache, --device-cache and --reorder-... belong to the store, and to\n"
     "what is written from then on; a store with other values stays readable. The other switches belong to\n"
@@ -336,7 +336,7 @@ int cmd_run(int argc, char **argv)
 
     run r = {.s = &s};
     imp_store_opts opts;
-    const char *name = s.system ? s.system : s.compare ? DEFAULT_COMPARED : DEFAULT_SYSTEM;
+    const char *name = s.system ? s.system : DEFAULT_SYSTEM;
     if ((rc = make_system(name, &s, &s.store.switches, &r.system)) != 0) return rc;
     if ((rc = store_settings_apply(&run_command, &s.store, &opts)) != 0) return rc;
     app_system_store(&r.system.system, &opts);

@@ -216,7 +216,7 @@ static int read_text(const char *where, char *text, const char **values, bool *i
         if (!find_switch(s, eq ? (size_t)(eq - s) : strlen(s), &i)) {
             for (size_t k = 0; k < SWITCH_COUNT; k++)
                 snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", k ? ", " : "", table[k].name);
-            return fail(error, "%s: no switch `%s`; there are: %s", where, s, known);
+            return fail(error, "%s: no switch `%.*s`; there are: %s", where, (int)strcspn(s, "="), s, known);
         }
         if (!eq && i != SWITCH_PROBE_SPREAD) return fail(error, "%s: %s wants a value: %s=VALUE", where, s, s);
         values[i] = eq ? eq + 1 : "yes";

@@ -85,7 +85,7 @@ int cmd_systems(int argc, char **argv)
     json_t *array = s.json ? json_array() : NULL;
     rc = table ? add_head(table) : array ? 0 : app_fail("out of memory");
     if (n == 0) {
-        if (rc == 0 && table) rc = show("recomp", table, array);
+        if (rc == 0) rc = show("recomp", table, array);
         for (size_t i = 0; rc == 0 && imp_system_name(i); i++) rc = show(imp_system_name(i), table, array);
     }
     for (int i = 1; rc == 0 && i <= n; i++) rc = show(argv[i], table, array);

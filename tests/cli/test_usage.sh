@@ -19,10 +19,68 @@ for r in 0 -1 -0.5 1.01 nan 1e9 abc ''; do
     expect 2 'retention' "${base[@]}" --system as-h2o-lru --retention="$r"
 done
 
-expect 2 'as-h2o-lru' "${base[@]}" --system frob
-expect 2 'system' "${base[@]}" --system impress-paper
-expect 2 '--chunk' "${base[@]}" --chunk 20
-expect 2 '--rest.*f16, q8' "${base[@]}" --rest q3
+# Systems and switches: whatever is wrong, the valid ones are named.
+expect 2 "unknown system 'frob'.*as-h2o-lru.*impress.*recomp" "${base[@]}" --system frob
+expect 2 'no switch `frob`.*identify, order.*rank' "${base[@]}" --system impress+frob=1
+expect 2 'bytes wants a value' "${base[@]}" --system impress+bytes
+expect 2 'bytes has no meaning for as' "${base[@]}" --system as+bytes=.5
+expect 2 'recomp loads nothing' "${base[@]}" --system recomp+order=core
+expect 2 'system: identify: `x` is not one of none, all-keys' "${base[@]}" --system impress+identify=x
+expect 2 '--identify: `frob` is not one of none, all-keys, probe, static, chunks, sketch, random' "${base[@]}" --identify frob
+expect 2 '--order: .* token, importance, core' "${base[@]}" --order size
+expect 2 '--rest: .* raw, q8, k8v4, q4, f16' "${base[@]}" --rest q3
+expect 2 '--cache: .* none, lru, lfu, score, attention' "${base[@]}" --cache random
+expect 2 '--prefetch: .* none, layers, core, chunks' "${base[@]}" --prefetch all
+expect 2 '--rank: .* prefill, reconstruction' "${base[@]}" --system spi --rank best
+for n in 0 8 20 272 x -16; do expect 2 '--chunk wants a multiple of 16' "${base[@]}" --chunk="$n"; done
+for x in 0 1.5 -1 nan x; do expect 2 '--bytes wants a share' "${base[@]}" --bytes="$x"; done
+for x in -1 x inf; do expect 2 '--history-weight wants 0 or more' "${base[@]}" --history-weight="$x"; done
+for x in -0.1 nan x; do expect 2 '--probe-alpha wants 0 or more' "${base[@]}" -s impress-paper --probe-alpha="$x"; done
+for x in -0.1 1.1 x; do expect 2 '--probe-similarity wants 0 to 1' "${base[@]}" -s impress-paper --probe-similarity="$x"; done
+for o in probe-heads period query-rows; do
+    for n in 0 x -1 1.5; do expect 2 "--$o wants at least 1" "${base[@]}" --$o="$n"; done
+done
+for o in keep-first keep-last; do for n in x -1; do expect 2 "--$o wants 0 or more" "${base[@]}" --$o="$n"; done; done
+expect 2 '--probe-spread wants yes or no' "${base[@]}" --probe-spread=maybe
+for p in 0 -5 soon; do expect 2 '--reorder-period wants seconds or never' "${base[@]}" --reorder-period="$p"; done
+expect 2 '--reorder-after wants a whole number' "${base[@]}" --reorder-after often
+expect 2 '--host-cache wants a size' "${base[@]}" --host-cache much
+expect 2 '--device-cache wants a size' "${base[@]}" --device-cache -1
+expect 2 'IMPRESS_PROBE_SPREAD wants yes' env IMPRESS_PROBE_SPREAD=perhaps "${base[@]}"
+expect 2 'gc: --order' "$IMPRESS" gc "$tmp" --reorder --order size
+expect 2 'no switch `frob`' "$IMPRESS" systems --values frob
+expect 2 'unknown system' "$IMPRESS" systems frob
+
+# What an option says, what the table says, and what is put together from both.
+for switch in identify order rest cache prefetch rank; do
+    values=$("$IMPRESS" systems --values $switch) || fail "systems --values $switch"
+    help=$("$IMPRESS" run --help | sed -n "/^ *--$switch /,/^ *-[-a-z]/p")
+    for v in $values; do grep -qw -- "$v" <<<"$help" || fail "the help of --$switch lacks $v"; done
+done
+"$IMPRESS" systems --json >"$tmp/systems.json" || fail "systems --json"
+json_ok "$tmp/systems.json" '{"recomp", "as", "as-h2o-lru", "spi", "impress-paper", "contiguous", "impress"} <= {s["system"] for s in d}'
+"$IMPRESS" systems 'impress+bytes=0.375+history-weight=0' impress+order=core --json >"$tmp/systems.json" || fail "systems"
+json_ok "$tmp/systems.json" 'd[0]["system"] == "impress+bytes=.375+history-weight=0" and d[0]["order"] == "core"'
+json_ok "$tmp/systems.json" 'd[1]["system"] == "impress"'
+
+# Measurements.
+bench=("$IMPRESS" bench)
+expect 2 'unknown command `frob`; known ones: ablation' "${bench[@]}" frob
+ablation=("${bench[@]}" ablation -m "$tmp/no.gguf")
+expect 2 'no model' "${bench[@]}" ablation -f "$tmp/prefix.txt"
+expect 2 'no prefix' "${ablation[@]}"
+expect 2 'unknown system.*steps as, all-keys, itf, ro, sc, sketch' "${ablation[@]}" -f x --steps frob
+expect 2 'steps wants' "${ablation[@]}" -f x --steps ,
+expect 2 'retention wants' "${ablation[@]}" -f x -r 0.5,2
+expect 2 'chunk wants a multiple|steps: chunk' "${ablation[@]}" -f x --chunks 16,20
+expect 2 'state.*cold, warm, both' "${ablation[@]}" -f x --state hot
+expect 2 'reps' "${ablation[@]}" -f x --reps 0
+expect 2 'exclude' "${ablation[@]}" -f x -p a --questions b
+expect 2 'wants a --host-cache' "${ablation[@]}" -f x --store none
+expect 2 'never cold' "${ablation[@]}" -f x --store none --host-cache 1G --state cold
+expect 1 "only warm up" "${ablation[@]}" -f "$tmp/prefix.txt" --warm 6
+expect 1 "can't read the folder $tmp/nowhere" "${ablation[@]}" --prefixes "$tmp/nowhere"
+expect 1 "$tmp/nowhere.txt: No such file" "${ablation[@]}" -f "$tmp/nowhere.txt"
 expect 2 '--io.*auto, uring, threads' "${base[@]}" --io mmap
 expect 2 '--cache-type.*f16, q8_0' "${base[@]}" --cache-type q4
 expect 2 '--limit wants a size' "${base[@]}" --limit 10X
@@ -49,18 +107,47 @@ expect 2 'IMPRESS_LIMIT wants a size' env IMPRESS_LIMIT=lots "${base[@]}"
 version=$(sed -nE 's/^#define IMP_VERSION_(MAJOR|MINOR|PATCH) ([0-9]+)$/\2/p' ../../include/impress/impress.h | paste -sd.)
 [ "$("$IMPRESS" --version)" = "impress $version" ] || fail "the program's version is not the header's"
 
-# Help names every command; the manual page (of the command, or the common one) has every option that help has.
+# Help names every command; the manual page (of the command, or the common one) has every option that help has, and
+# completions find them.
+check_help() { # PAGE COMMAND...
+    local page=$1 manual o
+    shift
+    manual=$(sed 's/\\-/-/g' "$page")
+    "$IMPRESS" "$@" --help >"$tmp/help" || fail "$* --help failed"
+    grep -q "^usage: impress $*" "$tmp/help" || fail "$* --help has no usage line"
+    for o in $(grep -oE '^ +(-[a-z], )?--[a-z-]+' "$tmp/help" | grep -oE -- '--[a-z-]+'); do
+        [ "$o" = --help ] || grep -qF -- "$o" <<<"$manual" || fail "$page lacks $o of $*"
+        complete_has "$o" impress "$@" "$o"
+    done
+    awk 'length > 104 { exit 1 }' "$tmp/help" || fail "$* --help has a line over 104 columns"
+}
+# Does completion offer WANTED for the last of WORD...?
+complete_has() {
+    local wanted=$1 got
+    shift
+    got=$(bash --norc -c '
+        . ../../completions/impress.bash
+        compopt() { :; }
+        COMP_WORDS=("$IMPRESS" "${@:2}") COMP_CWORD=$(($# - 1))
+        _impress
+        printf "%s\n" "${COMPREPLY[@]}"' bash "$@" 2>/dev/null)
+    grep -qxF -- "$wanted" <<<"$got" || fail "completion of \"$*\" lacks $wanted"
+}
 commands=$("$IMPRESS" --help | sed -n 's/^  \([a-z]\+\)  .*/\1/p')
-[ "$(wc -w <<<"$commands")" -ge 7 ] || fail "help lists too few commands: $commands"
+[ "$(wc -w <<<"$commands")" -ge 8 ] || fail "help lists too few commands: $commands"
 for c in $commands; do
+    complete_has "$c" impress "$c"
     page=../../man/impress-$c.1
     [ -f "$page" ] || page=../../man/impress.1
-    manual=$(sed 's/\\-/-/g' "$page")
-    "$IMPRESS" "$c" --help >"$tmp/help" || fail "$c --help failed"
-    grep -q '^usage: impress '"$c" "$tmp/help" || fail "$c --help has no usage line"
-    for o in $(grep -oE '^ +(-[a-z], )?--[a-z-]+' "$tmp/help" | grep -oE -- '--[a-z-]+'); do
-        [ "$o" = --help ] || grep -qF -- "$o" <<<"$manual" || fail "$page lacks $o of $c"
-    done
-    awk 'length > 100 { exit 1 }' "$tmp/help" || fail "$c --help has a line over 100 columns"
+    [ "$c" = bench ] || check_help "$page" "$c"
 done
+subcommands=$("$IMPRESS" bench --help | sed -n 's/^  \([a-z-]\+\)  .*/\1/p')
+[ "$(wc -w <<<"$subcommands")" -ge 1 ] || fail "bench --help lists no commands"
+for c in $subcommands; do
+    complete_has "$c" impress bench "$c"
+    check_help ../../man/impress-bench.1 bench "$c"
+done
+for s in recomp impress contiguous; do complete_has "$s" impress run -s "$s"; done
+complete_has importance impress eval --order i
+complete_has sketch impress run --identify sk
 finish
