@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every kind of reply, against the types of OpenAI's Python package, as its client would take it in, and more strictly: a
 # field that the type doesn't have must be one of ours.
-python=$(bash "$(dirname "$0")/openai_env.sh") || { echo "skipped: no PyPI"; exit 77; }
+python=$(bash "$(dirname "$0")/openai_env.sh") || { echo "skipped: OpenAI's package can't be had"; exit 77; }
 . "$(dirname "$0")/lib.sh"
 [ -x "${OAI_SAMPLES:-}" ] || { echo "skipped: oai_samples is not built"; exit 77; }
 
