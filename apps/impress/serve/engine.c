@@ -293,6 +293,8 @@ static void start_job(engine *e, job *j, slot *s, const slot *from, size_t n_sha
     j->result.queue_ns = j->started_ns - j->asked_ns;
     metric_observe(METRIC_QUEUE_SECONDS, j->result.queue_ns);
 
+    /* On a CPU a question of some more tokens may be computed sooner. */
+    if (n_share > 0 && !from->partial) n_share = imp_llama_query_start(e->ctx, j->n_tokens, n_share);
     bool ok = settle_slot(e, s, from, n_share, j);
     size_t stored = ok ? stored_of(e, j, &s->lease) : 0;
     s->n_noted = 0;

@@ -26,7 +26,8 @@ enum {
     HEADER_BYTES = 64 << 10,
     STACK_BYTES = 8 << 20, /* templates and grammars recurse; only touched pages count */
     STREAM_BLOCK = 16 << 10,
-    WHOLE_FACTOR = 3       /* a whole request may take so many timeouts */
+    WHOLE_FACTOR = 3,      /* a whole request may take so many timeouts */
+    HOPELESS_FACTOR = 8    /* bodies longer than so many times the bound aren't received */
 };
 
 /* A connection, from accept to close: for the thread that looks after those that don't get on. */
@@ -47,6 +48,7 @@ typedef struct exchange {
     const http_route *route;
     char *body;
     size_t room;
+    bool refused; /* the reply is there already: the body is received and forgotten */
     bool too_long, replied;
     int status;
     http_reply reply; /* of a stream: kept until its end */
@@ -285,12 +287,15 @@ static bool check(exchange *x)
         reply_error(&x->reply, 403, "foreign_origin", "requests from other sites' pages need an API key");
         return false;
     }
-    const char *length = MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Content-Length");
-    if (length && strtoull(length, NULL, 10) > h->o.max_body) {
-        x->too_long = true;
-        return false;
-    }
     return true;
+}
+
+/* Of such a length that it isn't even received to be forgotten. A client that finds its connection closed while it still
+ * sends doesn't see the reply, as a rule. */
+static bool is_hopeless(const exchange *x)
+{
+    const char *length = MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Content-Length");
+    return length && strtoull(length, NULL, 10) / HOPELESS_FACTOR > x->http->o.max_body;
 }
 
 static void reply_too_long(exchange *x)
@@ -302,8 +307,8 @@ static void reply_too_long(exchange *x)
 
 static bool take_body(exchange *x, const char *bytes, size_t n)
 {
-    if (x->too_long || n > x->http->o.max_body - x->r.n_body) {
-        x->too_long = true; /* the rest is received and forgotten */
+    if (x->refused || x->too_long || n > x->http->o.max_body - x->r.n_body) {
+        x->too_long = true;
         return true;
     }
     if (x->r.n_body + n + 1 > x->room) {
@@ -353,8 +358,9 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
     if (!x) {
         *context = x = open_exchange(h, connection, path, method);
         if (!x) return MHD_NO;
-        if (check(x)) return MHD_YES;
-        if (x->too_long) reply_too_long(x);
+        x->refused = !check(x);
+        if (!is_hopeless(x)) return MHD_YES;
+        if (!x->refused) reply_too_long(x);
         return send_reply(x);
     }
     if (*n_bytes > 0) {
@@ -366,8 +372,8 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
     set_reading(x->client, false);
     set_timeout(connection, 0);
     x->r.body = x->body ? x->body : "";
-    if (x->too_long) reply_too_long(x);
-    else x->route->handle(h->o.user, &x->r, &x->reply);
+    if (x->too_long && !x->refused) reply_too_long(x);
+    else if (!x->refused) x->route->handle(h->o.user, &x->r, &x->reply);
     return send_reply(x);
 }
 

@@ -1,6 +1,7 @@
 #include "log.h"
 
 #include <llama.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +22,7 @@ void log_event(const char *level, const char *event, json_t *fields)
     json_t *line = json_pack("{s:s, s:s, s:s}", "time", stamp, "level", level, "event", event);
     if (line && fields) json_object_update_missing(line, fields);
     json_decref(fields);
-    char *text = line ? json_dumps(line, JSON_COMPACT | JSON_PRESERVE_ORDER) : NULL;
+    char *text = line ? json_dumps(line, JSON_COMPACT | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(7)) : NULL;
     json_decref(line);
     if (!text) return; /* no memory for a line of the log */
     flockfile(stderr);
@@ -55,10 +56,16 @@ static void on_library_log(imp_log_level level, const char *line, void *user)
 
 static enum ggml_log_level least = GGML_LOG_LEVEL_WARN;
 
+/* Warnings about what is meant so. */
+static bool is_wanted(const char *line)
+{
+    return strstr(line, "n_ctx_seq") && strstr(line, "n_ctx_train"); /* the cells of all slots together are more */
+}
+
 static void on_llama_log(enum ggml_log_level level, const char *line, void *user)
 {
     (void)user;
-    if (level == GGML_LOG_LEVEL_CONT || level < least) return;
+    if (level == GGML_LOG_LEVEL_CONT || level < least || is_wanted(line)) return;
     log_text(level == GGML_LOG_LEVEL_ERROR ? "error" : level == GGML_LOG_LEVEL_WARN ? "warn" : "info", "llama", line);
 }
 

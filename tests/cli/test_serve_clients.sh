@@ -1,0 +1,109 @@
+#!/usr/bin/env bash
+# Many clients at once: prefixes computed once, tenants, a full queue, disconnects, clients that dawdle.
+. "$(dirname "$0")/lib.sh"
+need_model
+export tmp IMPRESS IMPRESS_MODEL
+printf 'key-of-anne-1 anne\nkey-of-anne-2 anne   # her other machine\n\nkey-of-bert-1\n' >"$tmp/keys"
+chmod 600 "$tmp/keys"
+timeout 800 python3 - <<'PY' || failures=1
+from serve import *
+
+# Eight clients, four slots, one prefix that is new: it is computed once.
+s = Server("--slots", "4", "--ctx-size", "1024", "--timeout", "3", "--queue", "16")
+prefix = words(200, 4)
+rs = at_once([lambda i=i: s.complete(prefix + count(10 * i), 4) for i in range(8)])
+ok(all(r.status == 200 for r in rs), rs)
+n = rs[0].usage["prompt_tokens"]
+fresh = [r for r in rs if r.cached < n - 64]
+ok(len(fresh) == 1, "computed once: %s" % [r.cached for r in rs])
+m = s.metrics()
+ok(m["impress_prompt_tokens_computed_total"] < n + 7 * 64 + 8, m["impress_prompt_tokens_computed_total"])
+again = [s.complete(prefix + count(10 * i), 4) for i in range(8)]
+ok([r.text for r in again] == [r.text for r in rs], "answers don't depend on company")
+
+# Different prompts at once answer as they do alone.
+alone = [s.complete(words(40, 50 + i) + count(20 * i), 6).text for i in range(6)]
+together = at_once([lambda i=i: s.complete(words(40, 50 + i) + count(20 * i), 6, impress={"cache": "off"}).text for i in range(6)])
+ok(sum(a == b for a, b in zip(alone, together)) >= 5, (alone, together))
+
+# A conversation goes on in its cells.
+chat = words(60, 8)
+cached = 0
+for turn in range(5):
+    r = s.complete(chat, 12)
+    ok(r.cached >= cached, (turn, r.cached, cached))
+    cached = r.usage["prompt_tokens"] - 2
+    chat += r.text + " " + words(6, 80 + turn)
+
+# Clients that go away: in the queue, while the prompt is read, while the answer streams. The server is idle soon after.
+for wait in (0, 0.3, 1):
+    gone = [s.open(dict(prompt=words(400, 900 + i), max_tokens=500, stream=i % 2 == 0)) for i in range(6)]
+    time.sleep(wait)
+    for c in gone:
+        c.close()
+    s.wait_for(s.idle, "cancelled requests end")
+m = s.metrics()
+ok(m['impress_answers_total{end="cancelled"}'] == 18, m['impress_answers_total{end="cancelled"}'])
+ok(s.complete("still there?", 2).status == 200, "others are served")
+
+# One that never finishes its request is cut off, also if it sends a byte now and then.
+slow = socket.create_connection(("127.0.0.1", s.port))
+dripping = socket.create_connection(("127.0.0.1", s.port))
+dripping.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+slow.sendall(b"POST /v1/compl")
+start, open_ = time.time(), {slow, dripping}
+while open_ and time.time() - start < 60:
+    time.sleep(0.5)
+    for c in list(open_):
+        try:
+            c.settimeout(0.05)
+            if c is dripping:
+                c.sendall(b" ")
+            if c.recv(4096) == b"":
+                open_.discard(c)
+        except socket.timeout:
+            pass
+        except OSError:
+            open_.discard(c)
+ok(not open_, "a client that dawdles is cut off")
+half = s.open(dict(prompt=words(300, 77), max_tokens=400))
+half.shutdown(socket.SHUT_WR)
+s.wait_for(s.idle, "a half-closed client counts as gone")
+ok(s.stop() == 0, "stop")
+
+# A queue that is full says so, and when to come again.
+s = Server("--slots", "1", "--queue", "1", "--ctx-size", "1024", store="none")
+held = [s.open(dict(prompt=words(100, 20 + i), max_tokens=900, stream=True)) for i in range(2)]
+s.wait_for(lambda: s.busy() == 1 and s.metrics()["impress_queue_length"] == 1, "a full queue")
+r = s.complete("x", 1)
+ok(r.status == 503 and int(r.headers["retry-after"]) >= 1 and r.error["code"] == "queue_full", r)
+ok(s.get("/health").status == 200, "health doesn't queue")
+for c in held:
+    c.close()
+s.wait_for(s.idle, "an idle server")
+ok(s.complete("x", 1).status == 200, "room again")
+ok(s.stop() == 0, "stop")
+
+# Keys are tenants: two of one name share, others don't see it.
+s = Server("--slots", "2", "--ctx-size", "1024", "--api-key-file", os.environ["tmp"] + "/keys", store="tenants")
+p = words(150, 31)
+ok(s.complete(p).status == 401, "no key")
+r = s.complete(p, key="key-of-nobody")
+ok(r.status == 401 and r.error["code"] == "invalid_api_key" and "www-authenticate" in r.headers, r)
+ok(s.get("/metrics").status == 401 and s.get("/nothing").status == 401 and s.get("/health").status == 200, "routes")
+first = s.complete(p, key="key-of-anne-1")
+ok(first.status == 200 and first.cached == 0, first)
+ok(s.complete(p, key="key-of-anne-2").cached > 0, "a tenant's other key")
+ok(s.complete(p, key="key-of-bert-1").cached == 0, "another tenant, while the first one's is live")
+ok(s.complete(p, key="key-of-anne-1", impress={"salt": "a"}).cached == 0, "a salt of the request")
+ok(s.stop() == 0, "stop")
+s = Server("--slots", "2", "--ctx-size", "1024", env={"IMPRESS_API_KEY": "key-of-bert-1,key-of-cara-1"}, store="tenants")
+q = p + " and then?"
+ok(s.complete(q, key="key-of-cara-1").cached == 0, "a third tenant, from the store")
+ok(s.complete(q, key="key-of-bert-1").cached > 0, "the second tenant, from the store")
+ok(s.stop() == 0, "stop")
+for text in ("key-of-anne", "key-of-bert"):
+    ok(text not in open(s.log).read(), "no keys in the log")
+finish()
+PY
+finish

@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# How a server ends: SIGTERM lets answers finish, or cuts them properly; kill -9 loses nothing that was stored.
+. "$(dirname "$0")/lib.sh"
+need_model
+export tmp IMPRESS IMPRESS_MODEL
+timeout 800 python3 - <<'PY' || failures=1
+from serve import *
+
+def read_all(c):
+    data = b""
+    while True:
+        part = c.recv(65536)
+        if not part:
+            return data.decode(errors="replace")
+        data += part
+
+# SIGTERM: what runs comes to its end, what waits is told, new ones find nobody; the store is complete.
+s = Server("--slots", "1", "--ctx-size", "2048")
+prefix = words(250, 12)
+running = s.open(dict(prompt=prefix, max_tokens=60, temperature=0, stream=True))
+s.wait_for(lambda: s.metrics()["impress_generated_tokens_total"] > 2, "a running answer")
+waiting = s.open(dict(prompt="me too", max_tokens=5))
+s.wait_for(lambda: s.metrics()["impress_queue_length"] == 1, "a waiting request")
+s.process.send_signal(signal.SIGTERM)
+told = read_all(waiting)
+ok(" 503 " in told.split("\r\n")[0] and "shutting_down" in told and "Retry-After:" in told, told)
+stream = read_all(running)
+ok(stream.count('"text":') >= 60 and "[DONE]" in stream and '"finish_reason":"length"' in stream, stream[-300:])
+ok(s.stop() == 0, "exit 0")
+ok(s.event("draining") and s.event("stopped"), "the log says so")
+
+# The drain's time is up: the stream ends with an error event and its mark; exit 0 all the same.
+s = Server("--slots", "1", "--ctx-size", "2048", "--drain", "0")
+r = s.complete(prefix + " and more", 1)
+ok(r.cached >= r.usage["prompt_tokens"] - 64 - 8, r)
+running = s.open(dict(prompt="go on and on", max_tokens=1900, stream=True))
+s.wait_for(lambda: s.metrics()["impress_generated_tokens_total"] > 4, "a running answer")
+s.process.send_signal(signal.SIGTERM)
+stream = read_all(running)
+ok('"error"' in stream and "shutting down" in stream and "[DONE]" in stream, stream[-400:])
+ok(s.stop() == 0, "exit 0")
+
+# Killed in the middle of an answer: the next one starts, verifies, and has what was stored.
+s = Server("--slots", "2", "--ctx-size", "2048")
+other = words(250, 13)
+r = s.complete(other + count(3), 4)
+s.wait_for(lambda: s.metrics()['impress_store_tokens'] > 900, "the second prefix on disk")
+running = s.open(dict(prompt=words(250, 14), max_tokens=800, stream=True))
+s.wait_for(lambda: s.busy() == 1, "a running request")
+s.stop(signal.SIGKILL)
+s = Server("--slots", "2", "--ctx-size", "2048")
+r2 = s.complete(other + count(3), 4)
+ok(r2.cached >= r2.usage["prompt_tokens"] - 64 and r2.text == r.text, (r, r2))
+ok(s.stop() == 0, "exit 0")
+
+# The port is taken: one line, exit 1.
+s = Server("--slots", "1", "--ctx-size", "256", store="none")
+t = Server("--port", str(s.port), store="none", wait=False)
+ok(t.process.wait(120) == 1 and "can't listen" in open(t.log).read(), open(t.log).read()[-300:])
+s.stop()
+finish()
+PY
+"$IMPRESS" verify "$tmp/store" >"$tmp/out" || fail "verify after all this: $(cat "$tmp/out")"
+finish
