@@ -556,6 +556,8 @@ int chat_plan_make(const chat_template *t, const oai_request *r, chat_plan **out
     bool ok = (r->n_prompt_tokens > 0 || add_bos(p)) && find_shown(p);
     for (size_t i = 0; ok && i < r->n_stops; i++) ok = chat_texts_add(&p->stops, r->stops[i]);
     for (size_t i = 0; ok && i < p->r.stops.n; i++) ok = chat_texts_add(&p->stops, p->r.stops.items[i]);
+    /* A model without a template may not have ChatML's tokens either: the end of a turn then comes as text. */
+    if (ok && r->chat && t->capabilities.plain) ok = chat_texts_add(&p->stops, "<|im_end|>");
     if (!ok) {
         no_memory(e);
         goto fail;

@@ -106,6 +106,11 @@ static void test_templates_that_cannot_be_used(void **unused)
         t = open_way(ways[i], none, NULL);
         assert_true(chat_template_capabilities(t).plain);
         check_prompt(none, t, true, SAY("Hi"), "{<|im_start|>}user\nHi{<|im_end|>}\n{<|im_start|>}assistant\n");
+        chat_plan *p = make_plan(t, true, SAY("Hi"));
+        size_t n_stops;
+        const char *const *stops = chat_plan_stops(p, &n_stops);
+        assert_string_equal(stops[n_stops - 1], "<|im_end|>");
+        chat_plan_free(p);
         chat_template_close(t);
         /* a broken one of the model's leaves completions; one that was asked for is a mistake */
         t = open_way(ways[i], broken, NULL);
