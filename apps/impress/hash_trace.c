@@ -91,7 +91,7 @@ static int read_number(reader *r, const json_t *o, const char *name, double *out
 static int add_request(reader *r, const json_t *o)
 {
     replay_trace *t = r->t;
-    double time, input, output;
+    double time = 0, input = 0, output = 0;
     if (!json_is_object(o)) return fail(r, "not a JSON object");
     if (read_number(r, o, "timestamp", &time) < 0 || read_number(r, o, "input_length", &input) < 0 ||
         read_number(r, o, "output_length", &output) < 0)

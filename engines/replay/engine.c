@@ -19,6 +19,8 @@ struct replay_session {
     float *query;           /* [n_heads][head_dim] */
     unsigned char *k, *v;   /* the device's cells of one layer */
     size_t row_bytes;
+    replay_watch watch;
+    void *watch_user;
 };
 
 static int fail(int status, const char *text)
@@ -63,10 +65,7 @@ static int open_store(const replay_setup *s, const imp_switches *switches, const
     o.host_cache_bytes = (uint64_t)(s->host_bytes * s->scale);
     o.device_cache_bytes = (uint64_t)(s->device_bytes * s->scale);
     o.read_bytes_per_s = (uint64_t)(s->disk_bytes_per_s * s->scale) + 1;
-    if (s->simulated) {
-        o.io_mode = IMP_IO_VIRTUAL;
-        o.flags |= IMP_STORE_NO_DIRECT;
-    }
+    if (s->simulated) o.io_mode = IMP_IO_VIRTUAL;
     return imp_store_open(dir, &o, out);
 }
 
@@ -99,6 +98,13 @@ static void make_tokens(const replay_setup *s, uint32_t prefix, uint32_t questio
     tokens[0] = (int32_t)prefix;
 }
 
+void replay_value_fill(uint32_t prefix, uint32_t layer, uint32_t token, size_t n, uint16_t *out)
+{
+    const uint16_t pair[] = {replay_f16((float)((token / 2048 + 64 * layer + prefix) % 2048)),
+                             replay_f16((float)(token % 2048))};
+    for (size_t i = 0; i < n; i++) out[i] = pair[i % 2];
+}
+
 static int fill_prefix(const replay_setup *s, imp_space *space, uint32_t prefix, int32_t *tokens, uint16_t *k, uint16_t *v,
                        float *queries)
 {
@@ -111,10 +117,7 @@ static int fill_prefix(const replay_setup *s, imp_space *space, uint32_t prefix,
     if (rc < 0 || !commit) return rc;
     for (uint32_t l = 0; rc == 0 && l < keys.n_layers; l++) {
         replay_keys_fill(&keys, prefix, l, k);
-        /* Values say whose they are. */
-        for (uint32_t t = 0; t < n; t++)
-            for (size_t i = 0; i < row; i++)
-                v[t * row + i] = i % 2 ? replay_f16((float)(t % 2048)) : replay_f16((float)((t / 2048 + l + prefix) % 2048));
+        for (uint32_t t = 0; t < n; t++) replay_value_fill(prefix, l, t, row, v + t * row);
         rc = imp_commit_rows(commit, l, 0, n, k, row * 2, v, row * 2);
         for (uint32_t r = 0; r < COMMIT_ROWS; r++)
             replay_keys_query(&keys, prefix, 0, r, n_heads, queries + (size_t)r * n_heads * dim);
@@ -213,6 +216,12 @@ void replay_close(replay_session *r)
     free(r);
 }
 
+void replay_set_watch(replay_session *r, replay_watch watch, void *user)
+{
+    r->watch = watch;
+    r->watch_user = user;
+}
+
 int replay_reorder(replay_session *r) { return r->store ? imp_store_reorder(r->store, NULL) : 0; }
 
 /* Of a layer's keys, the share whose scores the system takes, and the share of their bytes that identify takes. */
@@ -248,7 +257,8 @@ static void transfer(const replay_session *r, bus *b, double from_ns, double n_b
     b->free_ns += replay_bus_ns(r->s->profile, n_bytes - spare);
 }
 
-static int load_layer(replay_session *r, imp_load *load, uint32_t l, const imp_query *query, double start_ns, bus *b)
+static int load_layer(replay_session *r, imp_load *load, uint32_t prefix, uint32_t l, const imp_query *query,
+                      double start_ns, bus *b)
 {
     const replay_setup *s = r->s;
     imp_load_stats stats;
@@ -256,7 +266,8 @@ static int load_layer(replay_session *r, imp_load *load, uint32_t l, const imp_q
     bool choosing = r->system->switches.identify != IMP_IDENTIFY_NONE;
     imp_load_get_stats(load, &stats);
     double own = (double)stats.identify_ns, scores = scored_share(r);
-    int rc = imp_load_select(load, l, query, NULL);
+    const uint32_t *positions;
+    int rc = imp_load_select(load, l, query, &positions);
     if (rc < 0) return rc;
     imp_load_get_stats(load, &stats);
     own = s->simulated ? 0 : (double)stats.identify_ns - own;
@@ -271,6 +282,10 @@ static int load_layer(replay_session *r, imp_load *load, uint32_t l, const imp_q
     const imp_dst dst = {.k = r->k, .v = r->v, .k_stride = r->row_bytes, .v_stride = r->row_bytes};
     rc = imp_load_gather(load, l, &dst);
     if (rc < 0) return rc;
+    if (r->watch) {
+        r->watch(r->watch_user, prefix, l, positions, imp_load_count(load), (const uint16_t *)(const void *)r->k,
+                 (const uint16_t *)(const void *)r->v);
+    }
     imp_load_get_stats(load, &stats);
     b->spared = (double)stats.device_hit_bytes / s->scale;
     /* Keys that were scored are there already. */
@@ -291,7 +306,7 @@ static int load_all(replay_session *r, imp_load *load, uint32_t prefix, uint32_t
                              .head_stride = r->keys.head_dim, .n_rows = 1, .n_heads = s->shape->n_heads, .scale = 1};
     for (uint32_t l = 0; l < s->shape->n_layers; l++) {
         pass(r, at + before);
-        int rc = load_layer(r, load, l, &query, start_ns, &b);
+        int rc = load_layer(r, load, prefix, l, &query, start_ns, &b);
         if (rc < 0) return rc;
         at = now_ns(r) + after;
     }

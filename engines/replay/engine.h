@@ -50,6 +50,9 @@ int replay_setup_check(const replay_setup *s);
 int replay_fill(const replay_setup *s, const imp_switches *switches, const char *dir,
                 void (*progress)(double share, void *user), void *user);
 
+/* A row of n values in f16, which say whose they are: whole numbers below 2048, so that f16 has them exactly. */
+void replay_value_fill(uint32_t prefix, uint32_t layer, uint32_t token, size_t n, uint16_t *out);
+
 typedef struct replay_session replay_session;
 
 /* Open the store for one system: empty tiers, and the history that it holds. */
@@ -69,6 +72,11 @@ typedef struct replay_answer {
 
 /* Question `question` (1 .. of the patterns) about a prefix. */
 int replay_ask(replay_session *r, uint32_t prefix, uint32_t question, replay_answer *out);
+
+/* Called for each layer of each request with the chosen positions, rising, and their rows: tests. NULL: nobody. */
+typedef void (*replay_watch)(void *user, uint32_t prefix, uint32_t layer, const uint32_t *positions, size_t n,
+                             const uint16_t *k, const uint16_t *v);
+void replay_set_watch(replay_session *r, replay_watch watch, void *user);
 
 /* Write segments anew, as requests so far suggest. */
 int replay_reorder(replay_session *r);

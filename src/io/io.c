@@ -240,6 +240,7 @@ int imp_io_new(const char *dir, imp_io_mode mode, unsigned flags, uint64_t read_
     } else {
         rc = settle_direct(io);
         if (rc < 0) goto out;
+        if (io->simulated) io->direct = false; /* the same offsets as with it, but no wait for the disk */
     }
     rc = settle_uring(io, mode, &why_not);
     if (rc < 0) goto out;
@@ -265,7 +266,7 @@ const char *imp_io_describe(const imp_io *io)
 {
     if (io->memory) return "memory";
     bool registered = atomic_load_explicit(&io->buffers, memory_order_relaxed) == IMP_IO_REGISTERED;
-    if (io->simulated) return io->direct ? "virtual time, O_DIRECT" : "virtual time, page cache";
+    if (io->simulated) return "virtual time, page cache";
     if (io->uring && io->direct) {
         return registered ? "io_uring, O_DIRECT, registered buffers" : "io_uring, O_DIRECT, plain buffers";
     }
