@@ -10,37 +10,31 @@
 
 enum { LOOK_MS = 200, COMMENT_MS = 10000 }; /* how often a waiting connection looks for its client, and writes to it */
 
-int api_system(const char *name, double retention, imp_llama_request *out)
-{
-    imp_llama_request_init(out);
-    out->recompute = !strcmp(name, "recomp");
-    if (out->recompute) return 0;
-    if (imp_system_preset(name, &out->load.switches) < 0) return -1;
-    if (out->load.switches.identify != IMP_IDENTIFY_NONE) out->load.retention = retention;
-    return 0;
-}
-
 /* ------------------------------------------------------------------------------------------ what a request wants ---- */
 
 /* How a request uses the store. Returns 0, or -1 with the error. */
-static int make_request(const api *a, const oai_request *q, imp_llama_request *out, oai_error *e)
+static int make_request(const api *a, const oai_request *q, app_system *system, imp_llama_request *out, oai_error *e)
 {
     const oai_impress *i = &q->impress;
-    double retention = i->retention > 0 ? i->retention : a->retention;
-    const char *name = i->system ? i->system : a->system;
-    *out = a->request;
+    *system = a->system;
     if (i->system || i->retention > 0) {
-        if (api_system(name, retention, out) < 0)
-            return oai_fail(e, 400, "unknown_system", "impress.system", "%s, and recomp", imp_last_error());
-        /* One policy for the host tier: a request with another one would empty it. */
-        out->load.switches.cache = a->request.load.switches.cache;
-        if (i->retention > 0 && i->retention < 1 && out->load.retention >= 1)
-            return oai_fail(e, 400, "no_retention", "impress.retention", "system %s loads every token", name);
+        char error[SWITCH_ERROR_BYTES];
+        const char *name = i->system ? i->system : a->system.name;
+        double retention = i->retention > 0 ? i->retention : a->retention;
+        if (app_system_make("impress.system", name, a->switches, retention, system, error) < 0)
+            return oai_fail(e, 400, "unknown_system", "impress.system", "%s", error);
+        if (i->retention > 0 && i->retention < 1 && !system->chooses && !i->full_load)
+            return oai_fail(e, 400, "no_retention", "impress.retention",
+                            "system %s loads every token, whatever the retention", system->name);
     }
+    /* One policy for the host tier: a request with another one would empty it. */
+    system->load.switches.cache = a->system.load.switches.cache;
     if (i->full_load) {
-        out->load.switches.identify = IMP_IDENTIFY_NONE;
-        out->load.retention = 1;
+        system->load.switches.identify = IMP_IDENTIFY_NONE;
+        system->load.retention = 1;
     }
+    imp_llama_request_init(out);
+    app_system_request(system, out);
     return 0;
 }
 
@@ -66,7 +60,7 @@ static int check_length(const api *a, const oai_request *q, size_t n, oai_error 
                     a->n_ctx, q->chat ? "messages" : "prompt", n, q->chat ? "messages" : "prompt");
 }
 
-static job *make_job(const api *a, const http_request *r, const oai_request *q, oai_error *e)
+static job *make_job(const api *a, const http_request *r, const oai_request *q, app_system *system, oai_error *e)
 {
     job_spec spec = {.sampling = &q->sampling, .n_logprobs = q->n_logprobs, .cache_off = q->impress.cache_off};
     size_t n = 0;
@@ -78,7 +72,7 @@ static job *make_job(const api *a, const http_request *r, const oai_request *q, 
                  a->model.id);
         return NULL;
     }
-    if (make_request(a, q, &spec.request, e) || chat_plan_make(a->template, q, &spec.plan, e)) return NULL;
+    if (make_request(a, q, system, &spec.request, e) || chat_plan_make(a->template, q, &spec.plan, e)) return NULL;
     chat_plan_tokens(spec.plan, &n);
     int rc = check_length(a, q, n, e);
     if (rc == 0) rc = chat_grammar_new(spec.plan, &spec.grammar, e);
@@ -108,7 +102,7 @@ typedef struct answer {
     oai_head head;
     char id[40];
     size_t n_prompt_chars;
-    char *system; /* NULL: the server's */
+    app_system system;
 
     oai_buffer out; /* of a stream: [n], of which `sent` bytes are gone */
     size_t sent;
@@ -166,7 +160,6 @@ static void answer_close(void *stream, http_request *r)
     job_news_free(&w->news);
     free_list(w->first);
     oai_buffer_free(&w->out);
-    free(w->system);
     free(w);
 }
 
@@ -186,7 +179,7 @@ static oai_report make_report(const answer *w, const http_request *r, const job_
     const imp_llama_report *p = &s->report;
     return (oai_report){
         .way = way_of(s),
-        .system = w->system ? w->system : w->a->system,
+        .system = w->system.name,
         .retention = p->way == IMP_LLAMA_WAY_PARTIAL ? w->j->request.load.retention : 0,
         .live_tokens = s->live_tokens,
         .loaded_tokens = p->loaded_tokens,
@@ -299,7 +292,9 @@ static void write_news(answer *w, http_request *r)
     job_get_result(w->j, &result, &failure);
     if (news->end == JOB_FAILED) e = failure;
     if (e.status) {
+        static const char done[] = "data: [DONE]\n\n";
         oai_stream_error(&w->out, &e);
+        oai_buffer_add(&w->out, done, sizeof done - 1);
         return;
     }
     oai_usage usage;
@@ -365,7 +360,7 @@ static size_t count_chars(const char *s)
     return n;
 }
 
-static answer *open_answer(const api *a, const oai_request *q, job *j)
+static answer *open_answer(const api *a, const oai_request *q, const app_system *system, job *j)
 {
     answer *w = calloc(1, sizeof *w);
     if (!w) return NULL;
@@ -378,12 +373,10 @@ static answer *open_answer(const api *a, const oai_request *q, job *j)
     oai_make_id(q->chat, random, w->id);
     w->head = (oai_head){q->chat, w->id, (int64_t)time(NULL), a->model.id, q->include_usage};
     w->n_prompt_chars = q->prompt ? count_chars(q->prompt) : 0;
-    w->system = q->impress.system ? strdup(q->impress.system) : NULL;
+    w->system = *system;
     w->parser = chat_answer_new(j->plan);
     w->wrote_ns = job_now_ns();
-    if (w->parser && (w->system || !q->impress.system)) return w;
-    chat_answer_free(w->parser);
-    free(w->system);
+    if (w->parser) return w;
     free(w);
     return NULL;
 }
@@ -399,16 +392,16 @@ static void handle_completion(const api *a, http_request *r, http_reply *out, bo
         http_error(out, &e);
         return;
     }
-    j = make_job(a, r, &q, &e);
-    if (j && !(w = open_answer(a, &q, j))) oai_fail(&e, 500, "out_of_memory", NULL, "out of memory");
+    app_system system;
+    j = make_job(a, r, &q, &system, &e);
+    if (j && !(w = open_answer(a, &q, &system, j))) oai_fail(&e, 500, "out_of_memory", NULL, "out of memory");
     if (w) queued = engine_submit(a->engine, j, &e, &out->retry_after) == 0;
     oai_request_free(&q);
     if (!queued) {
         http_error(out, &e);
         if (w) {
             chat_answer_free(w->parser);
-            free(w->system);
-            free(w);
+                    free(w);
         }
         if (j) { /* both references are ours */
             job_release(j);

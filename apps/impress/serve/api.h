@@ -4,6 +4,7 @@
 
 #include "engine.h"
 #include "http.h"
+#include "switches.h"
 
 typedef struct api {
     engine *engine;
@@ -13,15 +14,12 @@ typedef struct api {
     oai_limits limits;
     oai_model model;           /* its id is what requests may name */
     size_t n_ctx;              /* tokens of one request, prompt and answer */
-    const char *system;        /* of requests that say nothing else */
-    imp_llama_request request; /* the same */
-    double retention;          /* of requests that name a system that selects, and no share */
+    const switch_settings *switches; /* given by options: part of every system that a request names */
+    app_system system;         /* of requests that name none */
+    double retention;          /* of requests that say nothing else, where a system chooses */
 } api;
 
 extern const http_route api_routes[];
 size_t api_n_routes(void); /* their `user` is the api */
-
-/* How a system is asked for. Returns 0, or -1 after imp_last_error() was set: no such system. */
-int api_system(const char *name, double retention, imp_llama_request *out);
 
 #endif

@@ -1,5 +1,6 @@
 #include "engine.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -45,6 +46,7 @@ struct engine {
     const struct llama_vocab *vocab;
     imp_llama *ctx;
     bool uses_store;
+    char note[256];
     ahead *ahead;
     pthread_t thread;
 
@@ -661,7 +663,7 @@ int engine_submit(engine *e, job *j, oai_error *error, unsigned *retry_after_s)
     return rc;
 }
 
-imp_llama_fit engine_fit(const engine *e, const char **why) { return imp_llama_get_fit(e->ctx, why); }
+const char *engine_note(const engine *e) { return e->note; }
 
 static void set_flag(engine *e, bool *flag)
 {
@@ -728,6 +730,9 @@ static int open_context(engine *e)
     if (imp_llama_init(e->o.model, cp, &params, &e->ctx) < 0) return app_fail("%s", imp_last_error());
     if (e->o.store && app_model_unchanged(e->o.model_path)) return 1;
     e->uses_store = e->o.store && imp_llama_get_fit(e->ctx, NULL) != IMP_LLAMA_FIT_NONE;
+    const char *why = "";
+    if (e->o.store && !e->uses_store) imp_llama_get_fit(e->ctx, &why);
+    snprintf(e->note, sizeof e->note, "%s", *why ? why : imp_llama_note(e->ctx, &e->o.request));
     e->n_batch = llama_n_batch(imp_llama_context(e->ctx));
     return 0;
 }

@@ -36,8 +36,8 @@ typedef struct engine_opts {
 /* Make the context and start the thread. Returns 0, or 1 after one line on standard error. */
 int engine_open(const engine_opts *opts, engine **out);
 
-/* As imp_llama_get_fit(). */
-imp_llama_fit engine_fit(const engine *e, const char **why);
+/* What is done otherwise than the default request says, in this model, as one line; "": nothing. */
+const char *engine_note(const engine *e);
 
 /* Queue a job. Returns 0, or -1 with *error and the job left to the caller alone; *retry_after_s: when to come again. */
 int engine_submit(engine *e, job *j, oai_error *error, unsigned *retry_after_s);

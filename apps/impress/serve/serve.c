@@ -26,6 +26,7 @@ typedef struct serve_settings {
 
 #define AT(member) offsetof(serve_settings, member)
 #define RETENTION_DEFAULT HUGE_VAL
+#define DEFAULT_SYSTEM "impress"
 
 static const opt options[] = {
     {"model", 'm', OPT_TEXT, AT(model), "FILE", "the model, a GGUF file", false},
@@ -38,11 +39,12 @@ static const opt options[] = {
     {"cells", 0, OPT_COUNT, AT(n_cells), "N", "tokens that all slots hold together (default: slots x ctx)", false},
     {"queue", 0, OPT_COUNT, AT(n_queue), "N", "requests that may wait; more are refused (default: 64)", false},
     {"system", 's', OPT_TEXT, AT(system), "NAME",
-     "how prefixes are brought back, where a request doesn't say:\nrecomp, as, as-h2o-lru or as-h2o-lfu (default: as)",
-     false},
+     "how prefixes are brought back, where a request doesn't say:\nNAME or NAME+SWITCH=VALUE...; `impress systems` lists them\n"
+     "(default: " DEFAULT_SYSTEM ")", false},
     {"retention", 'r', OPT_REAL, AT(retention), "SHARE",
      "share of a prefix's tokens that each layer gets, over 0 to 1\n(default: 0.25 for systems that choose)", false},
     STORE_OPTS(serve_settings),
+    REQUEST_OPTS(serve_settings),
     {"look-ahead", 0, OPT_FLAG, AT(look_ahead), NULL,
      "read the prefixes of waiting requests into the host cache\n(default; --look-ahead=no: don't)", false},
     {"api-key-file", 0, OPT_TEXT, AT(api_key_file), "FILE",
@@ -150,12 +152,15 @@ static int open_engine(server *v)
     size_t n_cells = s->n_cells ? s->n_cells : n_ctx * s->n_slots;
     if (n_cells < n_ctx) return app_fail("--cells %zu is less than one request's context of %zu", n_cells, n_ctx);
     v->api.n_ctx = n_ctx;
+    imp_llama_request request;
+    imp_llama_request_init(&request);
+    app_system_request(&v->api.system, &request);
     engine_opts o = {
-        .model = v->model, .model_path = s->model, .store = v->store,
+        .request = request, .model = v->model, .model_path = s->model, .store = v->store,
         .context = app_context_params(n_cells, s->n_batch, s->n_ubatch, s->n_threads, s->cache_type),
-        .request = v->api.request, .n_slots = s->n_slots, .n_ctx = n_ctx, .n_cells = n_cells, .n_queue = s->n_queue,
+        .n_slots = s->n_slots, .n_ctx = n_ctx, .n_cells = n_cells, .n_queue = s->n_queue,
         .slice_ns = s->slice_ms * 1000000, .limit_ns = s->limit_s * 1000000000,
-        .look_ahead = s->look_ahead && s->store.host_cache > 0,
+        .look_ahead = s->look_ahead && s->store.host_cache + s->store.device_cache > 0,
     };
     return engine_open(&o, &v->engine);
 }
@@ -177,8 +182,7 @@ static int open_server(server *v, const imp_store_opts *store_opts)
     if (key_ring_open(s->api_key_file, getenv("IMPRESS_API_KEY"), &v->keys)) return 1;
     if (!is_loopback(s->host) && key_ring_size(v->keys) == 0 && !s->open)
         return app_fail("without API keys only this machine is served: give --api-key-file, or --open");
-    const char *dir = store_settings_dir(&s->store);
-    if (dir && imp_store_open(dir, store_opts, &v->store) < 0) return app_fail("%s", imp_last_error());
+    if (store_settings_open(&s->store, store_opts, &v->store)) return 1;
     if (app_model_load(s->model, s->verbose, &v->model)) return 1;
     log_take_over(s->verbose);
     if (open_template(v) || open_engine(v)) return 1;
@@ -226,7 +230,7 @@ int cmd_serve(int argc, char **argv)
     serve_settings s = {
         .host = "127.0.0.1", .port = 8080, .n_slots = 4, .n_queue = 64, .n_batch = 2048, .n_ubatch = 512,
         .slice_ms = 150, .max_body = 16 << 20, .connections = 256, .timeout_s = 30, .limit_s = 900, .drain_s = 30,
-        .retention = RETENTION_DEFAULT, .system = "as", .look_ahead = true,
+        .retention = RETENTION_DEFAULT, .system = DEFAULT_SYSTEM, .look_ahead = true,
     };
     int n_positional;
     int rc = opt_parse(&serve_command, argc, argv, &s, &n_positional);
@@ -236,14 +240,16 @@ int cmd_serve(int argc, char **argv)
 
     server v = {.s = &s};
     imp_store_opts store_opts;
-    if ((rc = store_settings_apply(&serve_command, &s.store, &store_opts)) != 0) return rc;
-    v.api.system = s.system;
+    char error[SWITCH_ERROR_BYTES];
+    v.api.switches = &s.store.switches;
     v.api.retention = s.retention != RETENTION_DEFAULT ? s.retention : 0.25;
-    if (api_system(s.system, v.api.retention, &v.api.request) < 0)
-        return opt_misuse(&serve_command, "--system: %s, and recomp", imp_last_error());
-    if (s.retention != RETENTION_DEFAULT && s.retention < 1 && v.api.request.load.retention >= 1)
-        fprintf(stderr, "impress: note: system %s loads every token, whatever the retention\n", s.system);
-    store_opts.cache = v.api.request.load.switches.cache;
+    if (app_system_make("--system", s.system, v.api.switches, v.api.retention, &v.api.system, error) < 0)
+        return opt_misuse(&serve_command, "%s", error);
+    if ((rc = store_settings_apply(&serve_command, &s.store, &store_opts)) != 0) return rc;
+    app_system_store(&v.api.system, &store_opts);
+    app_system_notes(&v.api.system, 1);
+    if (s.retention != RETENTION_DEFAULT && s.retention < 1 && !v.api.system.chooses)
+        fprintf(stderr, "impress: note: system %s loads every token, whatever the retention\n", v.api.system.name);
 
     /* Before any thread is there: all of them leave these signals to this one. */
     sigset_t signals;
@@ -254,15 +260,13 @@ int cmd_serve(int argc, char **argv)
     app_log_show(s.verbose);
     rc = open_server(&v, &store_opts);
     if (rc == 0) {
-        const char *why = "";
         imp_stats stats = {0};
         if (v.store) imp_store_stats(v.store, &stats);
-        if (v.store) engine_fit(v.engine, &why);
         log_event("info", "listening",
                   json_pack("{s:s, s:i, s:s, s:I, s:I, s:s, s:s, s:s, s:i}", "host", s.host, "port",
                             (int)http_port(v.http), "model", v.name, "context", (json_int_t)v.api.n_ctx, "slots",
-                            (json_int_t)s.n_slots, "system", s.system, "store",
-                            stats.io_mode ? stats.io_mode : "none", "note", why, "pid", (int)getpid()));
+                            (json_int_t)s.n_slots, "system", v.api.system.name, "store",
+                            stats.io_mode ? stats.io_mode : "none", "note", engine_note(v.engine), "pid", (int)getpid()));
         serve_until_told(&v, &signals);
     }
     close_server(&v);
