@@ -39,8 +39,8 @@ static float *take_weights(float **at, uint64_t *random, size_t n_in, size_t n_o
     return w;
 }
 
-/* The same by way of KEY_RANK numbers in between: keys then lie near a small subspace, as trained models' do. `scratch`:
- * [KEY_RANK][n_in + n_out]. */
+/* The same by way of KEY_RANK numbers in between: keys then lie near a small subspace, as trained models' do.
+ * `scratch`: [KEY_RANK][n_in + n_out]. */
 enum { KEY_RANK = 8 };
 
 static float *take_narrow_weights(float **at, uint64_t *random, size_t n_in, size_t n_out, float *scratch)
@@ -80,7 +80,7 @@ tiny_model *tiny_model_new(const tiny_shape *shape)
     m->embedding = take_weights(&at, &random, m->d, shape->n_vocab, 1);
     for (uint32_t l = 0; l < shape->n_layers; l++) {
         matrices *w = &m->layers[l];
-        w->wq = take_weights(&at, &random, m->d, m->d, 6); /* large: attention then prefers some tokens, as trained ones do */
+        w->wq = take_weights(&at, &random, m->d, m->d, 6); /* large: attention prefers some tokens */
         w->wk = take_narrow_weights(&at, &random, m->d, m->d_kv, scratch);
         w->wv = take_weights(&at, &random, m->d, m->d_kv, 1);
         w->wo = take_weights(&at, &random, m->d, m->d, 0.5);
@@ -117,8 +117,15 @@ void tiny_cells_free(tiny_cells *c)
     *c = (tiny_cells){0};
 }
 
-uint16_t *tiny_k(const tiny_cells *c, uint32_t l, uint32_t cell) { return c->k + ((size_t)l * c->capacity + cell) * c->row; }
-uint16_t *tiny_v(const tiny_cells *c, uint32_t l, uint32_t cell) { return c->v + ((size_t)l * c->capacity + cell) * c->row; }
+uint16_t *tiny_k(const tiny_cells *c, uint32_t l, uint32_t cell)
+{
+    return c->k + ((size_t)l * c->capacity + cell) * c->row;
+}
+
+uint16_t *tiny_v(const tiny_cells *c, uint32_t l, uint32_t cell)
+{
+    return c->v + ((size_t)l * c->capacity + cell) * c->row;
+}
 
 /* f16, rounded to nearest, ties to even. Adding the right power of two leaves the rounding to the hardware. */
 static uint16_t to_f16(float f)
@@ -418,7 +425,7 @@ int tiny_store(const tiny_model *m, imp_space *space, const tiny_cells *c, const
         }
         if (c->n_q == 0 || c->first_q + c->n_q > n) continue; /* of tokens that aren't stored */
         const imp_query query = query_of(m, c->q + l * TINY_QUERIES * m->d, c->n_q);
-        (void)imp_commit_queries(commit, l, c->first_q, &query); /* advice: without it the rows are stored all the same */
+        (void)imp_commit_queries(commit, l, c->first_q, &query); /* advice: without it the rows are stored too */
     }
     return imp_commit_finish(commit);
 }

@@ -1,11 +1,12 @@
 /* tiny_engine.h: a whole engine in a few hundred lines, to show how Impress is used and to test it by.
  *
  * The first half is a transformer as there are many: RMS norm, grouped-query attention with RoPE, an MLP, an f16 KV
- * cache; its weights are random numbers made from a seed. It knows nothing of Impress but that somebody may want to write
- * into its cells before a layer's attention runs. The second half brings the two together through impress.h alone.
+ * cache; its weights are random numbers made from a seed. It knows nothing of Impress but that somebody may want to
+ * write into its cells before a layer's attention runs. The second half brings the two together through impress.h
+ * alone.
  *
- * Every token is computed by itself, in one fixed order of additions. So the results don't depend on how a prompt is cut
- * into batches, and a prefix that was loaded whole gives the same outputs, to the bit, as one that was computed.
+ * Every token is computed by itself, in one fixed order of additions. So the results don't depend on how a prompt is
+ * cut into batches, and a prefix that was loaded whole gives the same outputs, to the bit, as one that was computed.
  */
 #ifndef TINY_ENGINE_H
 #define TINY_ENGINE_H
@@ -29,8 +30,8 @@ void tiny_model_free(tiny_model *m);
 
 enum { TINY_QUERIES = 32 };
 
-/* The KV cache of one sequence: in each layer a row of keys and one of values per cell, f16, [n_kv_heads][head_dim]. And
- * the queries of the tokens computed last, up to TINY_QUERIES of one batch. */
+/* The KV cache of one sequence: in each layer a row of keys and one of values per cell, f16, [n_kv_heads][head_dim].
+ * And the queries of the tokens computed last, up to TINY_QUERIES of one batch. */
 typedef struct tiny_cells {
     uint32_t capacity, n; /* cells there are, and in use */
     size_t row;           /* elements of a row */
@@ -73,8 +74,8 @@ typedef struct tiny_report {
 int tiny_prompt(const tiny_model *m, imp_space *space, const imp_load_opts *opts, const int32_t *tokens, uint32_t n,
                 tiny_cells *c, float *logits, tiny_report *report);
 
-/* Hand tokens [first_new, n) to the store; token i is in cell i. With them go the last queries, by which the store learns
- * what is important. */
+/* Hand tokens [first_new, n) to the store; token i is in cell i. With them go the last queries, by which the store
+ * learns what is important. */
 int tiny_store(const tiny_model *m, imp_space *space, const tiny_cells *c, const int32_t *tokens, uint32_t n,
                uint32_t first_new);
 

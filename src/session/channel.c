@@ -214,7 +214,8 @@ int imp_channel_scorer(imp_channel *c, size_t tokens, size_t rows, uint32_t head
         rc = imp_pool_new(score_threads(), &c->pool);
         if (rc < 0) return rc;
     }
-    /* It grows in every direction at once, and in steps, so that prompts of changing lengths don't make it anew each time. */
+    /* It grows in every direction at once, and in steps, so that prompts of changing lengths don't make it anew each
+     * time. */
     if (tokens < c->max_tokens) tokens = c->max_tokens;
     if (rows < c->max_rows) rows = c->max_rows;
     if (heads < c->max_heads) heads = c->max_heads;

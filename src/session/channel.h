@@ -1,6 +1,6 @@
-/* channel.h: what a load needs besides its lease, kept for the next one: a queue with its buffers, threads and scratch to
- * score. A store has a few idle ones. They are taken and given back under a lock, at the start and the end of a load;
- * between, a channel is its load's alone.
+/* channel.h: what a load needs besides its lease, kept for the next one: a queue with its buffers, threads and scratch
+ * to score. A store has a few idle ones. They are taken and given back under a lock, at the start and the end of a
+ * load; between, a channel is its load's alone.
  */
 #ifndef IMP_SESSION_CHANNEL_H
 #define IMP_SESSION_CHANNEL_H

@@ -17,7 +17,10 @@ typedef struct target {
     size_t elements;
 } target;
 
-static unsigned char *target_row(const target *t, size_t i) { return t->rows + (t->cells ? t->cells[i] : i) * t->stride; }
+static unsigned char *target_row(const target *t, size_t i)
+{
+    return t->rows + (t->cells ? t->cells[i] : i) * t->stride;
+}
 
 /* Rows that lie one behind the other and stay so are copied as one. */
 typedef struct copying {
@@ -63,8 +66,8 @@ static void gather_chunk(const imp_load *load, const imp_slot *s, uint32_t layer
             copy_row(&run, to, load->channel->wide + at * t->row_bytes, t->row_bytes);
         } else if (key) {
             size_t group = (size_t)(map ? map[slot] : slot) / IMP_GROUP_TOKENS;
-            imp_rows_key_decode(rest, load->type_k, rows, (const uint16_t *)(const void *)(scales + group * group_bytes),
-                                t->elements, to);
+            const void *own = scales + group * group_bytes;
+            imp_rows_key_decode(rest, load->type_k, rows, own, t->elements, to);
         } else {
             imp_rows_value_decode(rest, load->type_v, rows, t->elements, to);
         }

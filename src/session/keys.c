@@ -17,8 +17,8 @@ static int check(imp_load *load, imp_slot *s, uint32_t layer, const imp_plan_spa
 }
 
 /* The key rows of a chunk whose tokens are in any order, each a run of its own. */
-static void list_mapped(const imp_plan_span *span, const uint32_t *map, uint32_t c, const unsigned char *rows, size_t row,
-                        imp_key_run *runs)
+static void list_mapped(const imp_plan_span *span, const uint32_t *map, uint32_t c, const unsigned char *rows,
+                        size_t row, imp_key_run *runs)
 {
     uint32_t first, end = imp_plan_slots(span, c, &first);
     for (uint32_t slot = first; slot < end; slot++) {
@@ -79,8 +79,8 @@ static void widen(imp_load *load, const imp_slot *s, uint32_t layer, const imp_p
             uint32_t t = imp_plan_token(span, map, slot);
             if (t == IMP_PLAN_NONE) continue;
             size_t group = (size_t)(map ? map[slot] : slot) / IMP_GROUP_TOKENS;
-            imp_rows_key_decode(rest, load->type_k, codes, (const uint16_t *)(const void *)(scales + group * group_bytes),
-                                elements, load->channel->wide + t * row);
+            const void *own = scales + group * group_bytes;
+            imp_rows_key_decode(rest, load->type_k, codes, own, elements, load->channel->wide + t * row);
         }
     }
     load->stats.gather_ns += imp_now_ns() - start;
@@ -155,7 +155,8 @@ bool imp_keys_have_probe(const imp_load *load, uint32_t n_kv_heads)
 {
     for (size_t i = 0; i < load->plan.n_spans; i++) {
         const imp_plan_span *span = &load->plan.spans[i];
-        if (span->probe == IMP_PLAN_NONE || imp_seg_layout_meta(span->seg->layout)->probe_heads < n_kv_heads) return false;
+        if (span->probe == IMP_PLAN_NONE) return false;
+        if (imp_seg_layout_meta(span->seg->layout)->probe_heads < n_kv_heads) return false;
     }
     return true;
 }

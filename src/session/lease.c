@@ -8,8 +8,8 @@
 #include "base/log.h"
 #include "base/status.h"
 
-/* A segment states shapes and types of its own. They can't differ from the space's, whose id is made of them, unless its
- * writer was wrong about them; rows of another size must not reach the engine's memory. */
+/* A segment states shapes and types of its own. They can't differ from the space's, whose id is made of them, unless
+ * its writer was wrong about them; rows of another size must not reach the engine's memory. */
 static bool fits_space(const imp_seg_meta *meta, const imp_space *space)
 {
     return meta->n_layers == space->n_layers && meta->type_k == space->type_k && meta->type_v == space->type_v &&

@@ -193,7 +193,7 @@ static int take_scratch(imp_load *load)
         ok = load->guess;
     }
     if (!ok) return imp_fail(IMP_E_NOMEM, "no memory to load %zu tokens", n);
-    for (size_t i = 0; i < load->k; i++) load->own[i] = (uint32_t)i; /* with IMP_HOW_ALL that is all there is to choose */
+    for (size_t i = 0; i < load->k; i++) load->own[i] = (uint32_t)i; /* with IMP_HOW_ALL there is no more to choose */
     return 0;
 }
 

@@ -3,14 +3,14 @@
  * A prefix is a row of spans; what a span needs of a layer lies in chunks of one file:
  *
  *     prefix      0 ............... 150 | 150 ......... 190      two spans
- *     segment     [ 0   |1   |2 ]        [ 0   |1   |2   ]       chunks of 64 tokens; the second span starts at token 70
- *                  used  used used        -     used -           of its segment
+ *     segment     [ 0   |1   |2 ]        [ 0   |1   |2   ]       chunks of 64 tokens; the second span starts at
+ *                  used  used used        -     used -           token 70 of its segment
  *
  *     list        S K0 K1 K2 V0 V1 V2     S K1 V1                one *piece* per chunk, in the order of the file
  *
- * The list is the same for all layers; places in the file differ. Where a segment's tokens don't lie in the order of the
- * prompt (it has a map for each layer), any of its chunks may hold tokens of the span: then all of them are listed, and
- * which ones hold how many is a layer's own matter.
+ * The list is the same for all layers; places in the file differ. Where a segment's tokens don't lie in the order of
+ * the prompt (it has a map for each layer), any of its chunks may hold tokens of the span: then all of them are listed,
+ * and which ones hold how many is a layer's own matter.
  *
  *     list        S sketch probe K0 K1 .. V0 V1 ..     keys and values apart
  *                 S sketch probe KV0 KV1 ..            or paired
@@ -29,8 +29,8 @@
 #include "store/store.h"
 #include "tier/host.h"
 
-/* Reads are merged up to so many bytes: where more doesn't make the disk faster, and small enough that the first rows of
- * a layer are worked on while the last ones arrive. */
+/* Reads are merged up to so many bytes: where more doesn't make the disk faster, and small enough that the first rows
+ * of a layer are worked on while the last ones arrive. */
 #define IMP_RUN_BYTES (512u << 10)
 
 #define IMP_PLAN_NONE UINT32_MAX
@@ -69,8 +69,8 @@ static inline uint32_t imp_plan_token(const imp_plan_span *span, const uint32_t 
     return token < span->n_tokens ? span->prefix_first + token : IMP_PLAN_NONE;
 }
 
-/* unit_of[n_tokens]: the unit of each token of the prefix in `layer`; tokens_in[n_units]: how many each holds, which may
- * be 0 with maps. Without maps all layers are alike. */
+/* unit_of[n_tokens]: the unit of each token of the prefix in `layer`; tokens_in[n_units]: how many each holds, which
+ * may be 0 with maps. Without maps all layers are alike. */
 void imp_plan_units(const imp_plan *plan, uint32_t layer, uint32_t *unit_of, uint32_t *tokens_in);
 
 /* One chunk of one layer, on its way. */
@@ -100,8 +100,8 @@ void imp_plan_places(const imp_plan *plan, uint32_t layer, imp_piece *pieces);
 imp_region imp_plan_region(const imp_plan_span *span, uint32_t piece, uint32_t *chunk);
 
 /* Merge the wanted pieces into as few reads of at most `max_bytes` as can be (a larger chunk is a read of its own).
- * Writes at most n_pieces runs, sets `run` of each to `first_run` + its number, and wants them no longer. Returns how many
- * runs. */
+ * Writes at most n_pieces runs, sets `run` of each to `first_run` + its number, and wants them no longer. Returns how
+ * many runs. */
 size_t imp_plan_runs(const imp_plan *plan, imp_piece *pieces, size_t max_bytes, uint32_t first_run,
                      imp_plan_run *runs);
 

@@ -77,7 +77,8 @@ void imp_record_scores(imp_load *load, uint32_t layer, const float *scores, bool
         const imp_plan_span *span = &load->plan.spans[i];
         const float *own = normalised + span->prefix_first;
         if (what == IMP_RECORD_RANKING) {
-            imp_history_rank(load->histories[i], IMP_RANK_RECONSTRUCTION, layer, span->segment_first, span->n_tokens, own);
+            imp_history_rank(load->histories[i], IMP_RANK_RECONSTRUCTION, layer, span->segment_first, span->n_tokens,
+                             own);
         } else if (is_first(load, i)) {
             imp_history_add(load->histories[i], layer, span->segment_first, span->n_tokens, own);
         }

@@ -51,8 +51,7 @@ void imp_ropes_free(imp_ropes *r)
     imp_free(r);
 }
 
-/* Values that are equal to the bit turn alike; members behind what YaRN needs don't count without it, but may differ only
- * to make one table more. */
+/* Equal to the bit. What only YaRN uses is compared without it too: at worst there is a table more. */
 static bool same_floats(const float *a, const float *b, size_t n)
 {
     if (!a || !b) return a == b;

@@ -174,7 +174,7 @@ static uint32_t core_chunks(const imp_plan_span *span)
 {
     const imp_seg_meta *meta = imp_seg_layout_meta(span->seg->layout);
     if (meta->order != IMP_ORDER_CORE) return 0;
-    uint32_t n = (meta->core_tokens + meta->chunk_tokens - 1) / meta->chunk_tokens; /* a span with maps lists them all */
+    uint32_t n = (meta->core_tokens + meta->chunk_tokens - 1) / meta->chunk_tokens; /* a span with maps lists all */
     return n < span->n_chunks ? n : span->n_chunks;
 }
 
@@ -223,14 +223,15 @@ static void want_ahead(imp_load *load, imp_slot *s, uint32_t layer)
         if (s->how == IMP_HOW_SKETCH) want(load, s, layer, span, span->sketch);
         if (s->how == IMP_HOW_PROBE) want(load, s, layer, span, span->probe);
     }
-    if (s->how == IMP_HOW_ALL || s->how == IMP_HOW_KNOWN) imp_stream_want_chosen(load, s, layer, s->known ? s->known : load->own);
+    if (s->how == IMP_HOW_ALL || s->how == IMP_HOW_KNOWN)
+        imp_stream_want_chosen(load, s, layer, s->known ? s->known : load->own);
     if (s->how == IMP_HOW_KEYS) imp_stream_want_keys(load, s, layer);
     if (load->opts.switches.prefetch == IMP_PREFETCH_CORE) want_core(load, s, layer);
     if (load->guess && load->has_guess) want_units(load, s, layer, load->guess);
 }
 
-/* Start stage A of layer load->next, if there is a slot and room for it, and, unless it is asked for now, enough is known
- * of it. */
+/* Start stage A of layer load->next, if there is a slot and room for it, and, unless it is asked for now, enough is
+ * known of it. */
 static bool stream_layer(imp_load *load, bool asked_for)
 {
     uint32_t layer = load->next;

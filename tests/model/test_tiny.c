@@ -21,7 +21,9 @@
 
 enum { VOCAB = 200, MAX_TOKENS = 700 };
 
-static const tiny_shape shape = {.n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .head_dim = 32, .n_vocab = VOCAB, .seed = 3};
+static const tiny_shape shape = {
+    .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .head_dim = 32, .n_vocab = VOCAB, .seed = 3,
+};
 
 typedef struct world {
     char *dir;
@@ -322,8 +324,8 @@ static figures ask_all(world *w, const imp_load_opts *opts, bool equal)
     return f;
 }
 
-/* With all tokens kept every system gives what the engine computes, to the bit, before and after a reorder; with a quarter
- * of them those that look do far better than the one that doesn't. */
+/* With all tokens kept every system gives what the engine computes, to the bit, before and after a reorder; with a
+ * quarter of them those that look do far better than the one that doesn't. */
 static void test_systems(void **state)
 {
     (void)state;
@@ -366,7 +368,8 @@ static void test_systems(void **state)
         const char *name = imp_system_name(i);
         if (strcmp(name, "as") == 0) assert_true(all[i].mass > 0.9999 && all[i].kl < 1e-12);
         if (strncmp(name, "as-h2o", 6) == 0) assert_true(all[i].kl < random.kl / 2 && all[i].mass > 2 * random.mass);
-        if (strcmp(name, "as-h2o-lfu") == 0) assert_true(fabs(all[i].kl - exact.kl) < 1e-9); /* only the cache differs */
+        /* Only the cache differs. */
+        if (strcmp(name, "as-h2o-lfu") == 0) assert_true(fabs(all[i].kl - exact.kl) < 1e-9);
         if (strcmp(name, "impress") == 0) assert_true(all[i].kl < random.kl / 2 && all[i].mass > 2 * random.mass);
     }
 }

@@ -58,7 +58,8 @@ static inline size_t util_v_bytes(const util_world *w, uint32_t l)
 
 /* ---- rows */
 
-static inline void util_row(imp_type type, size_t n, int32_t token, size_t position, uint32_t layer, int value, void *out)
+static inline void util_row(imp_type type, size_t n, int32_t token, size_t position, uint32_t layer, int value,
+                            void *out)
 {
     const uint64_t what[4] = {(uint32_t)token, position, layer, (uint64_t)value};
     imp_rng r;
@@ -200,8 +201,8 @@ static inline void util_tokens(imp_rng *r, int32_t *tokens, size_t n)
 /* ---- the naive twin */
 
 /* scores[n] of the prefix `tokens` for the last max_rows rows. `key(i)` is row i. */
-static inline void util_h2o(const util_world *w, uint32_t l, const imp_query *q, size_t max_rows, const unsigned char *keys,
-                            size_t n, double *scores)
+static inline void util_h2o(const util_world *w, uint32_t l, const imp_query *q, size_t max_rows,
+                            const unsigned char *keys, size_t n, double *scores)
 {
     uint32_t hd = w->layers[l].head_dim_k, group = q->n_heads / w->layers[l].n_kv_heads;
     size_t first = q->n_rows > max_rows ? q->n_rows - max_rows : 0, row_bytes = util_k_bytes(w, l);
@@ -215,8 +216,8 @@ static inline void util_h2o(const util_world *w, uint32_t l, const imp_query *q,
             double largest = -INFINITY, sum = 0;
             for (size_t t = 0; t < n; t++) {
                 double dot = 0;
-                for (uint32_t i = 0; i < hd; i++)
-                    dot += (double)q->q[r * q->row_stride + h * q->head_stride + i] * wide[t * elements + h / group * hd + i];
+                const float *own = q->q + r * q->row_stride + h * q->head_stride;
+                for (uint32_t i = 0; i < hd; i++) dot += (double)own[i] * wide[t * elements + h / group * hd + i];
                 dot *= (double)q->scale;
                 if (q->softcap > 0) dot = (double)q->softcap * tanh(dot / (double)q->softcap);
                 logit[t] = dot;
@@ -231,8 +232,8 @@ static inline void util_h2o(const util_world *w, uint32_t l, const imp_query *q,
 }
 
 /* Is `chosen` the k best of scores[n], but for what rounding may swap, with the first and last kept? */
-static inline void util_check_chosen(const double *scores, size_t n, const uint32_t *chosen, size_t k, size_t keep_first,
-                                     size_t keep_last, double *mass)
+static inline void util_check_chosen(const double *scores, size_t n, const uint32_t *chosen, size_t k,
+                                     size_t keep_first, size_t keep_last, double *mass)
 {
     uint8_t *in = calloc(n, 1);
     double worst_in = INFINITY, best_out = -INFINITY, sum = 0, all = 0;

@@ -97,7 +97,8 @@ static void test_probe_heads(void **state)
                     assert_int_equal(seen[head]++, 0);
                     if (!spread) assert_int_equal(head, i);
                     uses[kv]++;
-                    for (uint32_t j = 0; spread && j < n_kv; j++) assert_true(uses[j] <= uses[0] && uses[j] + 1 >= uses[0]);
+                    for (uint32_t j = 0; spread && j < n_kv; j++)
+                        assert_true(uses[j] <= uses[0] && uses[j] + 1 >= uses[0]);
                 }
             }
         }
@@ -167,7 +168,7 @@ static void test_ropes(void **state)
     imp_ropes_give(r, d);
 
     const imp_rope_table *before = imp_ropes_table(a);
-    assert_int_equal(imp_ropes_take(r, &plain, 32, 5000, &d), 0); /* longer: made anew, the old one is good till given */
+    assert_int_equal(imp_ropes_take(r, &plain, 32, 5000, &d), 0); /* longer: made anew; the old one stays while used */
     assert_ptr_not_equal(imp_ropes_table(d), before);
     assert_true(imp_rope_table_covers(imp_ropes_table(d), 0, 5000));
     assert_true(imp_rope_table_covers(before, 0, 1000));

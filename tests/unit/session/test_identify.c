@@ -1,4 +1,5 @@
-/* test_identify.c: every way to choose, over everything that a store can be, against a naive twin that is given the rows.
+/* test_identify.c: every way to choose, over everything that a store can be, against a naive twin that is given the
+ * rows.
  *
  * The twin scores with imp_score_h2o(), which has a naive twin of its own, over keys that lie in memory in the order of
  * the prefix. So what is chosen must be equal, not nearly so, however keys lie on disk. */
@@ -86,7 +87,8 @@ static const float *sort_scores;
 static int by_score(const void *a, const void *b)
 {
     uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-    if (sort_scores[x] > sort_scores[y] || sort_scores[x] < sort_scores[y]) return sort_scores[x] > sort_scores[y] ? -1 : 1;
+    float a_score = sort_scores[x], b_score = sort_scores[y];
+    if (a_score > b_score || a_score < b_score) return a_score > b_score ? -1 : 1;
     return x < y ? -1 : 1;
 }
 
@@ -98,7 +100,8 @@ static int by_number(const void *a, const void *b)
 
 static bool is_kept(const imp_load_opts *o, size_t n, size_t k, size_t t)
 {
-    size_t first = o->n_keep_first < k ? o->n_keep_first : k, last = o->n_keep_last < k - first ? o->n_keep_last : k - first;
+    size_t first = o->n_keep_first < k ? o->n_keep_first : k;
+    size_t last = o->n_keep_last < k - first ? o->n_keep_last : k - first;
     return t < first || t >= n - last;
 }
 
@@ -138,8 +141,8 @@ static void score(const util_world *w, uint32_t l, const imp_query *q, size_t ma
                   .n_tokens = n};
     memcpy(own, keys, n * row);
     if (kv_head >= 0) {
-        for (size_t t = 0; t < n; t++)
-            memcpy(own + t * head_bytes, (const unsigned char *)keys + t * row + (size_t)kv_head * head_bytes, head_bytes);
+        const unsigned char *from = (const unsigned char *)keys + (size_t)kv_head * head_bytes;
+        for (size_t t = 0; t < n; t++) memcpy(own + t * head_bytes, from + t * row, head_bytes);
         one.q += head * q->head_stride;
         one.n_heads = 1;
         k.n_kv_heads = 1;
@@ -501,7 +504,7 @@ static rows all_rows(const twin *w, uint32_t l)
     assert_int_equal(imp_load_gather(load, l, &dst), 0);
     imp_load_end(load, NULL);
 
-    static const double coarse[][2] = {{0, 0}, {2, 2}, {2, 36}, {36, 36}}; /* by imp_rest: 127ths of half a range of 4 */
+    static const double coarse[][2] = {{0, 0}, {2, 2}, {2, 36}, {36, 36}}; /* by imp_rest: in 127ths */
     unsigned char want[UTIL_MAX_ROW * 4];
     for (size_t t = 0; t < w->n; t++) {
         imp_rest rest = imp_seg_layout_meta(locate(w->lease, t).span->seg->layout)->rest;
@@ -617,8 +620,8 @@ static void check_pass(imp_rng *r, twin *w, imp_load *load)
         assert_int_equal(imp_load_select(load, l, &q.q, &chosen), 0);
         for (size_t i = 0; i < w->k; i++) {
             if (chosen[i] != t.chosen[i])
-                fail_msg("identify %d, layer %u: token %zu of %zu is %u, not %u", (int)w->o.switches.identify, l, i, w->k,
-                         chosen[i], t.chosen[i]);
+                fail_msg("identify %d, layer %u: token %zu of %zu is %u, not %u", (int)w->o.switches.identify, l, i,
+                         w->k, chosen[i], t.chosen[i]);
         }
         if (imp_rng_below(r, 8)) {
             float *mine = q.memory; /* the caller's are gone by the time of the gather */
@@ -658,7 +661,8 @@ static void check_load(imp_rng *r, util_world *w, imp_lease *lease, const int32_
     if (!(t.o.probe_alpha > 0)) t.o.probe_alpha = 0.6f;
     if (!(t.o.history_weight > 0) && !(t.o.history_weight < 0)) t.o.history_weight = 0.5f;
     if (!t.o.period) t.o.period = 4;
-    t.k = opts->switches.identify == IMP_IDENTIFY_NONE ? t.n : (size_t)fmax(1, ceil(opts->retention * (double)t.n - 1e-9));
+    bool none = opts->switches.identify == IMP_IDENTIFY_NONE;
+    t.k = none ? t.n : (size_t)fmax(1, ceil(opts->retention * (double)t.n - 1e-9));
 
     imp_load *load;
     imp_load_stats stats;
@@ -710,8 +714,8 @@ static void make_world(imp_rng *r, util_world *w)
         w->layers[l] = (imp_layer_shape){1 + (uint32_t)imp_rng_below(r, 3), 32 * (1 + (uint32_t)imp_rng_below(r, 2)),
                                          32 * (1 + (uint32_t)imp_rng_below(r, 2))};
         w->n_heads[l] = w->layers[l].n_kv_heads * (1 + (uint32_t)imp_rng_below(r, 3));
-        w->ropes[l] = (imp_rope){.pairs = (imp_rope_pairs)imp_rng_below(r, 2), .n_dims = 32, .base = l % 2 ? 10000 : 500000,
-                                 .freq_scale = 1, .attn_factor = 1};
+        w->ropes[l] = (imp_rope){.pairs = (imp_rope_pairs)imp_rng_below(r, 2), .n_dims = 32,
+                                 .base = l % 2 ? 10000 : 500000, .freq_scale = 1, .attn_factor = 1};
         if (imp_rng_below(r, 4) == 0) w->ropes[l].n_dims = 16;
     }
     w->opts.chunk_tokens = 16 * (1 + (uint32_t)imp_rng_below(r, 4));

@@ -64,10 +64,10 @@ static void check_rows(const util_world *w, uint32_t l, const memory *m, const i
     free(touched);
 }
 
-/* With Q8 at rest: keys within half a step of their channel's largest in the group of 64 tokens of the segment (whatever
- * that is: at most 2 here), values of their block of 32. */
-static void check_rounded(const util_world *w, uint32_t l, const memory *m, const int32_t *tokens, const uint32_t *chosen,
-                          size_t k)
+/* With Q8 at rest: keys within half a step of their channel's largest in the group of 64 tokens of the segment
+ * (whatever that is: at most 2 here), values of their block of 32. */
+static void check_rounded(const util_world *w, uint32_t l, const memory *m, const int32_t *tokens,
+                          const uint32_t *chosen, size_t k)
 {
     unsigned char want[UTIL_MAX_ROW * 4];
     for (int value = 0; value < 2; value++) {

@@ -1,5 +1,5 @@
-/* test_load_faults.c: loads on bad disks, with no memory, and many at once. Whatever happens, a load gives the committed
- * rows or an error, and the next request is served. */
+/* test_load_faults.c: loads on bad disks, with no memory, and many at once. Whatever happens, a load gives the
+ * committed rows or an error, and the next request is served. */
 #include "load_util.h"
 
 #include <dirent.h>
@@ -262,7 +262,8 @@ static void test_read_faults(void **state)
             for (uint64_t nth = 1; reached; nth += step) { /* for good */
                 imp_stats before, after;
                 imp_store_stats(w.store, &before);
-                int rule = imp_io_fault_add(&(imp_io_fault){.kind = IMP_IO_READ, .nth = nth, .stay = true, .value = EIO});
+                const imp_io_fault fault = {.kind = IMP_IO_READ, .nth = nth, .stay = true, .value = EIO};
+                int rule = imp_io_fault_add(&fault);
                 int rc = pass(&w, (imp_identify)identify, 0.3, &n);
                 reached = imp_io_fault_hits(rule) > 0;
                 imp_io_fault_clear();

@@ -184,7 +184,8 @@ static void test_pieces(void **state)
             assert_int_equal(unit_of[t], s->first_unit + c);
             uint32_t end = imp_plan_slots(s, c, &first);
             assert_true(slot >= first && slot < end);
-            assert_int_equal(end - first, imp_seg_chunk(seg->layout, meta_region(s), layer, s->first_chunk + c).n_tokens);
+            imp_chunk_place there = imp_seg_chunk(seg->layout, meta_region(s), layer, s->first_chunk + c);
+            assert_int_equal(end - first, there.n_tokens);
             counted[unit_of[t]]++;
         }
         for (size_t u = 0; u < plan.n_units; u++) {
