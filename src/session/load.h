@@ -16,8 +16,8 @@
  * Invariants
  * L1  No byte leaves a chunk before the chunk's checksum was verified, or a tier gave it.
  * L2  A slot's buffers are given back only when none of its reads is in flight.
- * L3  Between begin and end nothing is allocated for a layer but copies for the tiers and a record's first scores, whose
- *     failure is harmless (and the scorer, once, when the engine's number of heads is first seen).
+ * L3  Between begin and end nothing is allocated for a layer but copies for the tiers and a record's first scores,
+ *     whose failure is harmless (and the scorer, once, when the engine's number of heads is first seen).
  */
 #ifndef IMP_SESSION_LOAD_H
 #define IMP_SESSION_LOAD_H
