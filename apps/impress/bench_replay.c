@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <ftw.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -208,7 +209,25 @@ static int get_requests(replay_bench *b)
     return b->s->trace ? requests_from_trace(b, n) : 0;
 }
 
-/* ---- folders */
+/* ---- folders, which are large: they go even when we are told to stop */
+
+static volatile sig_atomic_t stopped;
+
+static void on_signal(int signal_number)
+{
+    (void)signal_number;
+    stopped = 1;
+}
+
+static void watch_signals(void)
+{
+    struct sigaction a;
+    memset(&a, 0, sizeof a);
+    a.sa_handler = on_signal;
+    sigemptyset(&a.sa_mask);
+    sigaction(SIGINT, &a, NULL);
+    sigaction(SIGTERM, &a, NULL);
+}
 
 static int remove_one(const char *path, const struct stat *st, int type, struct FTW *at)
 {
@@ -228,6 +247,7 @@ static int make_dir(replay_bench *b)
     } else {
         snprintf(b->dir, sizeof b->dir, "%s-XXXXXX", store_default_dir("replay"));
     }
+    watch_signals();
     if (mkdtemp(b->dir)) return 0;
     int rc = app_fail("can't make %s: %s", b->dir, strerror(errno));
     b->dir[0] = '\0';
@@ -370,6 +390,7 @@ static int run_system(replay_bench *b, const app_system *system, const char *dir
     for (size_t i = 0; rc == 0 && i < n; i++) {
         replay_answer unused, *answer = i < n_warm ? &unused : &b->answers[i - n_warm];
         if (i == n_warm) rc = replay_reorder(session);
+        if (rc == 0 && stopped) rc = imp_set_error(IMP_E_BUSY, "stopped");
         if (rc == 0) rc = replay_ask(session, b->requests[i].prefix, b->requests[i].question, answer);
         text_progress_at(&b->progress, ((double)b->n_done + (double)(i + 1) / (double)n) / (double)b->n_systems,
                          system->name);
@@ -385,12 +406,13 @@ typedef struct fill_note {
     const char *what;
 } fill_note;
 
-static void on_fill(double share, void *user)
+static bool on_fill(double share, void *user)
 {
     fill_note *note = user;
     char line[96];
     snprintf(line, sizeof line, "storing (%s), %.0f %%", note->what, 100 * share);
     text_progress_at(&note->b->progress, (double)note->b->n_done / (double)note->b->n_systems, line);
+    return !stopped;
 }
 
 /* All systems whose stores are alike, one store for all of them. */

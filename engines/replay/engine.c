@@ -131,7 +131,7 @@ static int fill_prefix(const replay_setup *s, imp_space *space, uint32_t prefix,
 }
 
 int replay_fill(const replay_setup *s, const imp_switches *switches, const char *dir,
-                void (*progress)(double share, void *user), void *user)
+                bool (*progress)(double share, void *user), void *user)
 {
     replay_keys keys = keys_of(s);
     imp_store *store = NULL;
@@ -146,7 +146,7 @@ int replay_fill(const replay_setup *s, const imp_switches *switches, const char 
     for (uint32_t p = 0; rc == 0 && p < s->n_prefixes; p++) {
         rc = fill_prefix(s, space, p, tokens, k, v, queries);
         if (rc == 0) rc = imp_store_flush(store);
-        if (progress) progress((p + 1.0) / s->n_prefixes, user);
+        if (rc == 0 && progress && !progress((p + 1.0) / s->n_prefixes, user)) rc = fail(IMP_E_BUSY, "replay: stopped");
     }
     imp_space_close(space);
     imp_store_close(store);

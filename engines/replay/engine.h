@@ -46,9 +46,10 @@ typedef struct replay_system {
 /* 0, or IMP_E_ARG with a line: a scale that leaves no whole dimensions, no prefixes, ... */
 int replay_setup_check(const replay_setup *s);
 
-/* Make a store in `dir` for systems with these switches, with all prefixes. `progress` may be NULL. */
+/* Make a store in `dir` for systems with these switches, with all prefixes. `progress` may be NULL; where it returns false
+ * that is the end of it, with IMP_E_BUSY. */
 int replay_fill(const replay_setup *s, const imp_switches *switches, const char *dir,
-                void (*progress)(double share, void *user), void *user);
+                bool (*progress)(double share, void *user), void *user);
 
 /* A row of n values in f16, which say whose they are: whole numbers below 2048, so that f16 has them exactly. */
 void replay_value_fill(uint32_t prefix, uint32_t layer, uint32_t token, size_t n, uint16_t *out);
