@@ -159,6 +159,68 @@ int imp_store_list(imp_store *s, int (*fn)(const imp_node_info *node, void *user
     return rc;
 }
 
+/* ---- importance */
+
+/* Adds the rows of one layer to `sum`; false if there are none. `*n_requests` is raised to the layer's. */
+static bool add_layer(const imp_history *h, bool history, uint32_t layer, uint32_t first, size_t n, float *row,
+                      float *sum, uint32_t *n_requests)
+{
+    if (history) {
+        uint32_t count = imp_history_read(h, layer, first, n, row);
+        if (count == 0) return false;
+        if (count > *n_requests) *n_requests = count;
+    } else if (!imp_history_ranking(h, IMP_RANK_PREFILL, layer, first, n, row)) {
+        return false;
+    }
+    for (size_t i = 0; i < n; i++) sum[i] += row[i];
+    return true;
+}
+
+static int64_t mean_of_layers(const imp_history *h, uint32_t n_layers, uint32_t first, size_t n, float *row, float *out)
+{
+    uint32_t n_requests = 0, n_added = 0;
+    for (int history = 1; history >= 0 && n_added == 0; history--) {
+        for (uint32_t l = 0; l < n_layers; l++) n_added += add_layer(h, history, l, first, n, row, out, &n_requests);
+    }
+    for (size_t i = 0; i < n && n_added > 0; i++) out[i] /= (float)n_added;
+    return n_requests;
+}
+
+int64_t imp_store_importance(imp_store *s, uint64_t node, float *out, size_t n)
+{
+    if (!s || (n > 0 && !out)) return imp_fail(IMP_E_ARG, "imp_store_importance: store or result missing");
+    for (size_t i = 0; i < n; i++) out[i] = 0;
+    imp_kept_line kept;
+    imp_error_keep(&kept);
+    imp_tree *tree;
+    imp_lock_fresh(s);
+    imp_radix_node *found = imp_forest_node(&s->forest, node, &tree);
+    imp_radix_node copy = found ? *found : (imp_radix_node){0};
+    pthread_mutex_unlock(&s->lock);
+    if (!found) return imp_fail(IMP_E_NOTFOUND, "%s: no node %llu", s->dir, (unsigned long long)node);
+    if (n > copy.n_tokens) n = copy.n_tokens;
+
+    bool fresh;
+    uint64_t n_read = 0;
+    imp_seg *seg = NULL;
+    imp_history *h = NULL;
+    float *row = imp_malloc((n ? n : 1) * sizeof *row);
+    int64_t rc = row ? imp_segs_open(s, copy.segment, &seg, &fresh, &n_read)
+                     : imp_fail(IMP_E_NOMEM, "no memory for the importance of %zu tokens", n);
+    if (rc == 0) rc = imp_history_get(s, seg, &h);
+    if (rc == 0) {
+        rc = mean_of_layers(h, imp_seg_layout_meta(seg->layout)->n_layers, copy.segment_first, n, row, out);
+        imp_history_put(s, h);
+    }
+    if (seg) {
+        pthread_mutex_lock(&s->lock);
+        imp_segs_put(s, seg);
+        pthread_mutex_unlock(&s->lock);
+    }
+    imp_free(row);
+    return rc < 0 ? rc : (imp_error_back(&kept, 0), rc);
+}
+
 /* ---- by hand */
 
 static int writable(const imp_store *s)

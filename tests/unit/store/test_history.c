@@ -553,6 +553,56 @@ static void threads_at_once(void **state)
     end(&b);
 }
 
+static int first_node(const imp_node_info *node, void *user)
+{
+    *(imp_node_info *)user = *node;
+    return 1;
+}
+
+/* What is told of a node: the mean over the layers that have something, of requests, else of the prefill. */
+static void importance_of_a_node(void **state)
+{
+    bench b;
+    imp_node_info node = {0};
+    float scores[N_TOKENS], got[N_TOKENS + 3];
+    begin(&b, *state);
+    assert_int_equal(imp_store_list(b.s, first_node, &node), 1);
+    assert_int_equal(node.n_tokens, N_TOKENS);
+    assert_int_equal(imp_store_importance(b.s, node.id + 1000, got, N_TOKENS), IMP_E_NOTFOUND);
+    assert_int_equal(imp_store_importance(b.s, node.id, NULL, 1), IMP_E_ARG);
+    assert_int_equal(imp_store_importance(NULL, node.id, got, 1), IMP_E_ARG);
+    assert_int_equal(imp_store_importance(b.s, node.id, NULL, 0), 0);
+    assert_int_equal(imp_store_importance(b.s, node.id, got, N_TOKENS), 0);
+    for (int i = 0; i < N_TOKENS; i++) assert_true(got[i] == 0.0f);
+
+    imp_history *h = get(&b);
+    for (int i = 0; i < N_TOKENS; i++) scores[i] = (float)i;
+    imp_history_rank(h, IMP_RANK_PREFILL, 1, 0, N_TOKENS, scores);
+    assert_int_equal(imp_store_importance(b.s, node.id, got, N_TOKENS), 0);
+    assert_memory_equal(got, scores, sizeof scores);
+    for (int r = 0; r < 3; r++) imp_history_add(h, 0, 0, N_TOKENS, scores);
+    for (int i = 0; i < N_TOKENS; i++) scores[i] *= 3;
+    imp_history_add(h, 1, 0, N_TOKENS, scores);
+    imp_history_put(b.s, h);
+    for (int i = 0; i < N_TOKENS + 3; i++) got[i] = -1;
+    assert_int_equal(imp_store_importance(b.s, node.id, got, N_TOKENS + 3), 3);
+    for (int i = 0; i < N_TOKENS; i++) assert_true(fabsf(got[i] - 2 * (float)i) < 1e-4f);
+    for (int i = N_TOKENS; i < N_TOKENS + 3; i++) assert_true(got[i] == 0.0f);
+
+    /* each allocation fails in turn; the node is read again from its file */
+    again(&b, *state);
+    imp_store_unpin(b.s, &b.path);
+    for (uint64_t nth = 1, n_made = nth; n_made >= nth; nth++) {
+        (void)imp_alloc_fail_at(nth, 0);
+        int64_t rc = imp_store_importance(b.s, node.id, got, N_TOKENS);
+        n_made = imp_alloc_fail_at(0, 0);
+        if (n_made < nth) assert_int_equal(rc, 3);
+        else assert_true(rc == IMP_E_NOMEM || rc == IMP_E_IO || rc >= 0);
+    }
+    match(&b);
+    end(&b);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
@@ -560,6 +610,7 @@ int main(void)
         TEST(as_the_twin_says), TEST(edges),       TEST(unread),         TEST(a_damaged_row),
         TEST(a_strange_blob),   TEST(handed_over), TEST(former_version), TEST(gone_with_its_segment),
         TEST(no_memory),        TEST(bounded),     TEST(threads_at_once),
+        TEST(importance_of_a_node),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
