@@ -551,9 +551,9 @@ typedef struct imp_node_info {
 int imp_store_list(imp_store *store, int (*fn)(const imp_node_info *node, void *user), void *user);
 
 /* How important requests found the tokens of a node so far: out[i] is that of its token i, the mean over the layers of
- * the moving average of scores, where 1 is the mean of a whole prefix; zeros beyond the node's end. Returns the number of
- * requests in it (the largest of any layer). 0: there were none, and `out` holds the scores by the queries of the commit,
- * on the same scale, or zeros where none came. IMP_E_NOTFOUND, and what reading a segment's header may give. */
+ * the moving average of scores, where 1 is the mean of a whole prefix; zeros beyond the node's end. Returns the number
+ * of requests in it (the largest of any layer). 0: there were none, and `out` holds the scores by the queries of the
+ * commit, on the same scale, or zeros where none came. IMP_E_NOTFOUND, and what reading a segment's header may give. */
 int64_t imp_store_importance(imp_store *store, uint64_t node, float *out, size_t n);
 
 /* Something that `verify` found. */
