@@ -47,7 +47,7 @@ static const opt options[] = {
     {"query-tokens", 0, OPT_COUNT, AT(query_tokens), "N", "new tokens of a request (default: 32)", true},
     {"requests", 0, OPT_COUNT, AT(requests), "N", "that are measured (default: 200)", true},
     {"warm", 0, OPT_COUNT, AT(warm), "N",
-     "before them: fill caches and history, then segments are\nwritten anew (default: 100)", true},
+     "before them: half for history, by which segments are written\nanew, half to fill caches (default: 100)", true},
     {"zipf", 0, OPT_REAL, AT(zipf), "X", "exponent of the prefixes' popularity (default: 1)", true},
     {"trace", 0, OPT_TEXT, AT(trace), "FILE", "whose turn it is, from a trace with block ids", true},
     {"disk", 0, OPT_REAL, AT(disk), "GB/s", "the disk's rate, 1e9 bytes a second (default: 5)", true},
@@ -389,7 +389,7 @@ static int run_system(replay_bench *b, const app_system *system, const char *dir
     int rc = replay_open(&b->setup, &as, dir, &session);
     for (size_t i = 0; rc == 0 && i < n; i++) {
         replay_answer unused, *answer = i < n_warm ? &unused : &b->answers[i - n_warm];
-        if (i == n_warm) rc = replay_reorder(session);
+        if (i == n_warm / 2) rc = replay_reorder(session); /* caches lose what it writes anew: they fill up again */
         if (rc == 0 && stopped) rc = imp_set_error(IMP_E_BUSY, "stopped");
         if (rc == 0) rc = replay_ask(session, b->requests[i].prefix, b->requests[i].question, answer);
         text_progress_at(&b->progress, ((double)b->n_done + (double)(i + 1) / (double)n) / (double)b->n_systems,
