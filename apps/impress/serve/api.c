@@ -6,7 +6,9 @@
 #include <sys/random.h>
 #include <time.h>
 
+#include "admin.h"
 #include "metrics.h"
+#include "ui.h"
 
 enum { LOOK_MS = 200, COMMENT_MS = 10000 }; /* how often a waiting connection looks for its client, and writes to it */
 
@@ -60,7 +62,7 @@ static int check_length(const api *a, const oai_request *q, size_t n, oai_error 
                     a->n_ctx, q->chat ? "messages" : "prompt", n, q->chat ? "messages" : "prompt");
 }
 
-static job *make_job(const api *a, const http_request *r, const oai_request *q, app_system *system, oai_error *e)
+job *api_make_job(const api *a, const http_request *r, const oai_request *q, app_system *system, oai_error *e)
 {
     job_spec spec = {.sampling = &q->sampling, .n_logprobs = q->n_logprobs, .cache_off = q->impress.cache_off};
     size_t n = 0;
@@ -393,7 +395,7 @@ static void handle_completion(const api *a, http_request *r, http_reply *out, bo
         return;
     }
     app_system system;
-    j = make_job(a, r, &q, &system, &e);
+    j = api_make_job(a, r, &q, &system, &e);
     if (j && !(w = open_answer(a, &q, &system, j))) oai_fail(&e, 500, "out_of_memory", NULL, "out of memory");
     if (w) queued = engine_submit(a->engine, j, &e, &out->retry_after) == 0;
     oai_request_free(&q);
@@ -401,7 +403,7 @@ static void handle_completion(const api *a, http_request *r, http_reply *out, bo
         http_error(out, &e);
         if (w) {
             chat_answer_free(w->parser);
-                    free(w);
+            free(w);
         }
         if (j) { /* both references are ours */
             job_release(j);
@@ -462,12 +464,14 @@ static void handle_metrics(void *user, http_request *r, http_reply *out)
 }
 
 const http_route api_routes[] = {
-    {"POST", "/v1/chat/completions", false, handle_chat},
-    {"POST", "/v1/completions", false, handle_text},
-    {"GET", "/v1/models", false, handle_models},
-    {"GET", "/v1/models/", false, handle_model},
-    {"GET", "/health", true, handle_health},
-    {"GET", "/metrics", false, handle_metrics},
+    {"POST", "/v1/chat/completions", HTTP_CLIENT, handle_chat},
+    {"POST", "/v1/completions", HTTP_CLIENT, handle_text},
+    {"GET", "/v1/models", HTTP_CLIENT, handle_models},
+    {"GET", "/v1/models/", HTTP_CLIENT, handle_model},
+    {"GET", "/health", HTTP_OPEN, handle_health},
+    {"GET", "/metrics", HTTP_CLIENT_OR_ADMIN, handle_metrics},
+    {"*", "/admin/", HTTP_ADMIN, admin_handle},
+    {"GET", "/ui", HTTP_OPEN, ui_handle},
 };
 
 size_t api_n_routes(void) { return sizeof api_routes / sizeof *api_routes; }

@@ -11,6 +11,8 @@ typedef struct api {
     const chat_template *template;
     const struct llama_vocab *vocab;
     imp_store *store;          /* NULL: none */
+    uint64_t host_limit, device_limit; /* bytes of its tiers */
+    const key_ring *keys;      /* of clients; the tenants that the admin may name */
     oai_limits limits;
     oai_model model;           /* its id is what requests may name */
     size_t n_ctx;              /* tokens of one request, prompt and answer */
@@ -18,6 +20,9 @@ typedef struct api {
     app_system system;         /* of requests that name none */
     double retention;          /* of requests that say nothing else, where a system chooses */
 } api;
+
+/* A job of a request, for the engine; `system`: what it uses. NULL with *e. */
+job *api_make_job(const api *a, const http_request *r, const oai_request *q, app_system *system, oai_error *e);
 
 extern const http_route api_routes[];
 size_t api_n_routes(void); /* their `user` is the api */

@@ -200,6 +200,7 @@ static enum MHD_Result send_reply(exchange *x)
     MHD_add_response_header(response, "X-Request-Id", x->r.id);
     MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
     MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+    if (reply->policy) MHD_add_response_header(response, "Content-Security-Policy", reply->policy);
     if (reply->read) MHD_add_response_header(response, "X-Accel-Buffering", "no");
     if (reply->allow) MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, reply->allow);
     if (reply->status == 401) MHD_add_response_header(response, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
@@ -243,7 +244,8 @@ static const http_route *find_route(const http *h, const char *method, const cha
         bool below = n > 1 && r->path[n - 1] == '/' && !strncmp(path, r->path, n) && path[n];
         if (!below && strcmp(path, r->path)) continue;
         /* What GET gives, HEAD may ask for: libmicrohttpd leaves the body out. */
-        if (!strcmp(method, r->method) || (!strcmp(method, "HEAD") && !strcmp(r->method, "GET"))) return r;
+        bool same = !strcmp(method, r->method) || !strcmp(r->method, "*");
+        if (same || (!strcmp(method, "HEAD") && !strcmp(r->method, "GET"))) return r;
         *allow = r->method;
     }
     return NULL;
@@ -259,21 +261,36 @@ static bool is_foreign_page(const exchange *x)
     return !at || !host || strcmp(at + 3, host);
 }
 
+/* Does it bring the key that its route wants? */
+static bool check_key(exchange *x)
+{
+    const http_opts *o = &x->http->o;
+    http_access access = x->route ? x->route->access : HTTP_CLIENT;
+    bool client = access != HTTP_ADMIN, admin = access == HTTP_ADMIN || access == HTTP_CLIENT_OR_ADMIN;
+    if (access == HTTP_OPEN || (client && key_ring_size(o->keys) == 0)) return true;
+    if (!client && key_ring_size(o->admin_keys) == 0) {
+        reply_error(&x->reply, 403, "admin_off", "the admin API is off: the server was started without --admin-key-file");
+        return false;
+    }
+    const char *key = MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Authorization"), *nobody;
+    bool bearer = key && !strncasecmp(key, "Bearer ", 7);
+    const char *secret = bearer ? key + 7 + strspn(key + 7, " ") : NULL;
+    if (bearer && client && key_ring_find(o->keys, secret, &x->r.tenant)) return true;
+    if (bearer && admin && key_ring_find(o->admin_keys, secret, &nobody)) return true;
+    const char *need = client ? "an API key is needed: Authorization: Bearer KEY"
+                              : "the admin's key is needed: Authorization: Bearer KEY";
+    const char *unknown = client ? "this API key isn't known here" : "this isn't the admin's key";
+    reply_error(&x->reply, 401, "invalid_api_key", key ? unknown : need);
+    return false;
+}
+
 /* May it ask, and is it here? False: the reply says why not. */
 static bool check(exchange *x)
 {
     http *h = x->http;
     const char *allow;
     x->route = find_route(h, x->r.method, x->r.path, &allow);
-    if ((!x->route || !x->route->open) && key_ring_size(h->o.keys) > 0) {
-        const char *key = MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Authorization");
-        bool bearer = key && !strncasecmp(key, "Bearer ", 7);
-        if (!bearer || !key_ring_find(h->o.keys, key + 7 + strspn(key + 7, " "), &x->r.tenant)) {
-            reply_error(&x->reply, 401, "invalid_api_key",
-                        key ? "this API key isn't known here" : "an API key is needed: Authorization: Bearer KEY");
-            return false;
-        }
-    }
+    if (!check_key(x)) return false;
     if (!x->route && allow) {
         x->reply.allow = allow;
         reply_error(&x->reply, 405, "method_not_allowed", "this path wants another method");
@@ -397,6 +414,7 @@ static void on_completed(void *user, struct MHD_Connection *connection, void **c
     set_reading(x->client, true);
     json_decref(x->r.log);
     oai_buffer_free(&x->reply.body);
+    free(x->reply.policy);
     free(x->body);
     free(x);
     pthread_mutex_lock(&h->lock);

@@ -35,6 +35,7 @@ typedef struct http_reply {
     const char *type;     /* NULL: application/json */
     oai_buffer body;      /* taken over */
     unsigned retry_after; /* seconds; 0: no such header */
+    char *policy;         /* Content-Security-Policy; NULL: no such header. Allocated, taken over */
     const char *allow;    /* with 405 */
     /* A stream instead of a body: `read` puts up to `room` bytes into `buf`, waiting for the first; 0: its end, -1: it broke.
      * `close` is called in any case, at last. */
@@ -43,9 +44,13 @@ typedef struct http_reply {
     void *stream;
 } http_reply;
 
+/* Who may ask: clients, with a key where there are any; everybody; the admin, always with a key of its own; clients and
+ * admin. */
+typedef enum http_access { HTTP_CLIENT, HTTP_OPEN, HTTP_ADMIN, HTTP_CLIENT_OR_ADMIN } http_access;
+
 typedef struct http_route {
-    const char *method, *path; /* a path that ends in a slash stands for all below it */
-    bool open;                 /* without a key */
+    const char *method, *path; /* a path that ends in a slash stands for all below it, the method "*" for any */
+    http_access access;
     void (*handle)(void *user, http_request *r, http_reply *out);
 } http_route;
 
@@ -59,6 +64,7 @@ typedef struct http_opts {
     const http_route *routes; /* [n_routes]; the caller's */
     size_t n_routes;
     const key_ring *keys; /* NULL or empty: everybody may ask */
+    const key_ring *admin_keys; /* NULL or empty: nobody may ask what is for the admin */
     void *user;
 } http_opts;
 

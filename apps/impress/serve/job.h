@@ -48,6 +48,7 @@ typedef struct job {
     char *salt;
     imp_llama_request request;
     bool cache_off;
+    bool keep_now;   /* what it computes goes to the store at its end, not at the next quiet moment */
 
     atomic_int refs;
     atomic_bool cancelled; /* nobody waits for it */

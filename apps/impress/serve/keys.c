@@ -77,7 +77,7 @@ int key_ring_open(const char *path, const char *inline_keys, key_ring **out)
         char *copy = strdup(inline_keys), *rest = NULL;
         if (!copy) rc = app_fail("out of memory");
         for (char *k = copy ? strtok_r(copy, ", ", &rest) : NULL; rc == 0 && k; k = strtok_r(NULL, ", ", &rest))
-            rc = add(r, k, NULL, "IMPRESS_API_KEY");
+            rc = add(r, k, NULL, "the environment");
         free(copy);
     }
     if (rc) {
@@ -117,4 +117,11 @@ bool key_ring_find(const key_ring *r, const char *key, const char **tenant)
         if (equal(r->keys[i].key, key)) found = r->keys[i].tenant;
     if (found) *tenant = found;
     return found != NULL;
+}
+
+const char *key_ring_tenant(const key_ring *r, const char *name)
+{
+    for (size_t i = 0; i < key_ring_size(r); i++)
+        if (!strncmp(r->keys[i].tenant, "name:", 5) && !strcmp(r->keys[i].tenant + 5, name)) return r->keys[i].tenant;
+    return NULL;
 }

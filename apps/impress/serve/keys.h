@@ -14,6 +14,9 @@ int key_ring_open(const char *path, const char *inline_keys, key_ring **out);
 void key_ring_close(key_ring *r); /* NULL is allowed */
 size_t key_ring_size(const key_ring *r);
 
+/* The salt of the tenant called `name`; NULL: there is none. */
+const char *key_ring_tenant(const key_ring *r, const char *name);
+
 /* Whether `key` is one of them; *tenant becomes its salt, which lives as long as the ring. The time it takes doesn't
  * depend on how much of a key is right. */
 bool key_ring_find(const key_ring *r, const char *key, const char **tenant);

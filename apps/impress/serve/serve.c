@@ -17,7 +17,7 @@
 
 typedef struct serve_settings {
     store_settings store;
-    const char *model, *alias, *host, *system, *cache_type, *template, *api_key_file, *tls_cert, *tls_key;
+    const char *model, *alias, *host, *system, *cache_type, *template, *api_key_file, *admin_key_file, *tls_cert, *tls_key;
     uint64_t port, n_slots, n_ctx, n_cells, n_queue, n_threads, n_batch, n_ubatch, slice_ms, max_body, connections;
     uint64_t timeout_s, limit_s, drain_s;
     double retention; /* RETENTION_DEFAULT: not given */
@@ -49,6 +49,8 @@ static const opt options[] = {
      "read the prefixes of waiting requests into the host cache\n(default; --look-ahead=no: don't)", false},
     {"api-key-file", 0, OPT_TEXT, AT(api_key_file), "FILE",
      "keys that clients need, one a line, each with a name if you\nlike; also $IMPRESS_API_KEY, separated by commas", false},
+    {"admin-key-file", 0, OPT_TEXT, AT(admin_key_file), "FILE",
+     "keys for /admin/ and the page at /ui, one a line; also\n$IMPRESS_ADMIN_KEY. Without any there is no admin API", false},
     {"open", 0, OPT_FLAG, AT(open), NULL, "serve other machines although there are no keys", false},
     {"tls-cert", 0, OPT_TEXT, AT(tls_cert), "FILE", "serve HTTPS with this certificate (PEM)", false},
     {"tls-key", 0, OPT_TEXT, AT(tls_key), "FILE", "and this key", false},
@@ -109,7 +111,7 @@ static int check(const serve_settings *s)
 /* Everything the server works with. */
 typedef struct server {
     const serve_settings *s;
-    key_ring *keys;
+    key_ring *keys, *admin_keys;
     imp_store *store;
     struct llama_model *model;
     chat_template *template;
@@ -171,7 +173,8 @@ static int open_http(server *v)
     http_opts o = {
         .host = s->host, .port = (uint16_t)s->port, .tls_cert = s->tls_cert, .tls_key = s->tls_key,
         .max_body = s->max_body, .max_connections = (unsigned)s->connections, .timeout_s = (unsigned)s->timeout_s,
-        .routes = api_routes, .n_routes = api_n_routes(), .keys = v->keys, .user = &v->api,
+        .routes = api_routes, .n_routes = api_n_routes(), .keys = v->keys,
+        .admin_keys = v->admin_keys, .user = &v->api,
     };
     return http_open(&o, &v->http);
 }
@@ -180,6 +183,7 @@ static int open_server(server *v, const imp_store_opts *store_opts)
 {
     const serve_settings *s = v->s;
     if (key_ring_open(s->api_key_file, getenv("IMPRESS_API_KEY"), &v->keys)) return 1;
+    if (key_ring_open(s->admin_key_file, getenv("IMPRESS_ADMIN_KEY"), &v->admin_keys)) return 1;
     if (!is_loopback(s->host) && key_ring_size(v->keys) == 0 && !s->open)
         return app_fail("without API keys only this machine is served: give --api-key-file, or --open");
     if (store_settings_open(&s->store, store_opts, &v->store)) return 1;
@@ -190,6 +194,9 @@ static int open_server(server *v, const imp_store_opts *store_opts)
     v->api.template = v->template;
     v->api.vocab = llama_model_get_vocab(v->model);
     v->api.store = v->store;
+    v->api.host_limit = store_opts->host_cache_bytes;
+    v->api.device_limit = store_opts->device_cache_bytes;
+    v->api.keys = v->keys;
     v->api.limits = oai_limits_default();
     v->api.limits.max_body_bytes = s->max_body;
     v->api.limits.n_vocab = llama_vocab_n_tokens(v->api.vocab);
@@ -223,6 +230,7 @@ static void close_server(server *v)
     imp_store_close(v->store);
     llama_model_free(v->model);
     key_ring_close(v->keys);
+    key_ring_close(v->admin_keys);
 }
 
 int cmd_serve(int argc, char **argv)

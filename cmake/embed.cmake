@@ -1,0 +1,11 @@
+# cmake -DOUT=header -DFILES="a.html;b.css" -P embed.cmake: files as constant arrays with a NUL behind, named after them.
+set(text "/* Made by the build. */\n")
+foreach(file ${FILES})
+  get_filename_component(name ${file} NAME)
+  string(REPLACE "." "_" name ${name})
+  file(READ ${file} hex HEX)
+  string(REGEX REPLACE "(................................)" "\\1\n" hex "${hex}")
+  string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," hex "${hex}")
+  string(APPEND text "static const char ${name}[] = {\n${hex}0x00};\n")
+endforeach()
+file(WRITE ${OUT} "${text}")
