@@ -60,9 +60,8 @@ static json_t *tier_json(const char *name, uint64_t bytes, uint64_t limit)
 
 static void get_stats(const api *a, http_reply *out)
 {
-    const char *why = "";
-    json_t *all = json_pack("{s:s, s:s, s:I, s:o, s:[]}", "version", imp_version(), "model", a->model.id, "context_tokens",
-                            whole(a->n_ctx), "store", json_null(), "tiers");
+    json_t *all = json_pack("{s:s, s:s, s:I, s:n, s:[]}", "version", imp_version(), "model", a->model.id,
+                            "context_tokens", whole(a->n_ctx), "store", "tiers");
     imp_stats s;
     if (a->store && all) {
         if (imp_store_stats(a->store, &s) < 0) {
@@ -70,7 +69,6 @@ static void get_stats(const api *a, http_reply *out)
             fail_status(out, IMP_E_IO);
             return;
         }
-        engine_fit(a->engine, &why);
         json_t *store = json_pack(
             "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:s}",
             "disk_bytes", whole(s.disk_bytes), "limit_bytes", whole(s.limit_bytes), "kv_bytes", whole(s.kv_bytes),
@@ -80,7 +78,7 @@ static void get_stats(const api *a, http_reply *out)
             whole(s.host_hit_bytes), "device_hit_bytes", whole(s.device_hit_bytes), "reorders", whole(s.reorders),
             "evicted_prefixes", whole(s.evicted_nodes), "commits", whole(s.commits), "commits_refused",
             whole(s.commits_refused), "corrupt_chunks", whole(s.corrupt_chunks), "io_errors", whole(s.io_errors),
-            "io_mode", s.io_mode, "note", why);
+            "io_mode", s.io_mode, "note", engine_note(a->engine));
         json_t *tiers = json_object_get(all, "tiers");
         json_array_append_new(tiers, tier_json("device", s.device_bytes, a->device_limit));
         json_array_append_new(tiers, tier_json("host", s.host_bytes, a->host_limit));
@@ -369,6 +367,10 @@ static void reply_warmed(const api *a, http_request *r, job *j, bool pin, http_r
         http_error(out, &e);
         return;
     }
+    if (!j->space) {
+        fail(out, 409, "not_stored", NULL, *engine_note(a->engine) ? engine_note(a->engine) : "the store isn't used");
+        return;
+    }
     const char *note = imp_store_flush(a->store) < 0 ? imp_last_error() : "";
     char line[256];
     snprintf(line, sizeof line, "%s", note);
@@ -388,11 +390,6 @@ static void reply_warmed(const api *a, http_request *r, job *j, bool pin, http_r
 
 static void post_warm(const api *a, http_request *r, http_reply *out, bool text)
 {
-    const char *why = "";
-    if (engine_fit(a->engine, &why) == IMP_LLAMA_FIT_NONE) {
-        fail(out, 409, "not_stored", NULL, why);
-        return;
-    }
     json_t *body = text ? json_pack("{s:s%}", "prompt", r->body, r->n_body) : parse_body(r, out);
     if (!body) {
         if (text) fail(out, 400, "invalid_utf8", NULL, "the text is not UTF-8, or holds a NUL");

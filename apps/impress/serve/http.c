@@ -266,20 +266,20 @@ static bool check_key(exchange *x)
 {
     const http_opts *o = &x->http->o;
     http_access access = x->route ? x->route->access : HTTP_CLIENT;
-    bool client = access != HTTP_ADMIN, admin = access == HTTP_ADMIN || access == HTTP_CLIENT_OR_ADMIN;
-    if (access == HTTP_OPEN || (client && key_ring_size(o->keys) == 0)) return true;
-    if (!client && key_ring_size(o->admin_keys) == 0) {
+    bool for_client = access != HTTP_ADMIN, for_admin = access == HTTP_ADMIN || access == HTTP_CLIENT_OR_ADMIN;
+    if (access == HTTP_OPEN || (for_client && key_ring_size(o->keys) == 0)) return true;
+    if (!for_client && key_ring_size(o->admin_keys) == 0) {
         reply_error(&x->reply, 403, "admin_off", "the admin API is off: the server was started without --admin-key-file");
         return false;
     }
     const char *key = MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Authorization"), *nobody;
     bool bearer = key && !strncasecmp(key, "Bearer ", 7);
     const char *secret = bearer ? key + 7 + strspn(key + 7, " ") : NULL;
-    if (bearer && client && key_ring_find(o->keys, secret, &x->r.tenant)) return true;
-    if (bearer && admin && key_ring_find(o->admin_keys, secret, &nobody)) return true;
-    const char *need = client ? "an API key is needed: Authorization: Bearer KEY"
-                              : "the admin's key is needed: Authorization: Bearer KEY";
-    const char *unknown = client ? "this API key isn't known here" : "this isn't the admin's key";
+    if (bearer && for_client && key_ring_find(o->keys, secret, &x->r.tenant)) return true;
+    if (bearer && for_admin && key_ring_find(o->admin_keys, secret, &nobody)) return true;
+    const char *need = for_client ? "an API key is needed: Authorization: Bearer KEY"
+                                  : "the admin's key is needed: Authorization: Bearer KEY";
+    const char *unknown = for_client ? "this API key isn't known here" : "this isn't the admin's key";
     reply_error(&x->reply, 401, "invalid_api_key", key ? unknown : need);
     return false;
 }
