@@ -29,14 +29,20 @@ static int make_question(const eval *e, eval_task *t, const char *file, const ta
 
 static int make_questions(const eval *e, eval_task *t)
 {
+    size_t n_train = t->shots > 0 ? t->train.n - (size_t)t->shots : 0;
+    size_t most = n_train < e->s->warm ? n_train : (size_t)e->s->warm;
     t->questions = calloc(t->n, sizeof *t->questions);
-    t->warm = calloc(t->n_warm + 1, sizeof *t->warm);
+    t->warm = calloc(most + 1, sizeof *t->warm);
     if (!t->questions || !t->warm) return app_fail("out of memory");
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < t->n; i++)
         rc = make_question(e, t, t->file.path, &t->file.items[i], i == 0, &t->questions[i]);
-    for (size_t i = 0; rc == 0 && i < t->n_warm; i++)
-        rc = make_question(e, t, t->train.path, &t->train.items[(size_t)t->shots + i], false, &t->warm[i]);
+    for (size_t i = 0; rc == 0 && i < n_train && t->n_warm < most; i++) {
+        const task_file one = {.items = &t->train.items[(size_t)t->shots + i], .n = 1};
+        if (task_leak(&one, 1, &t->file, t->n)) continue; /* scored: it may not teach anything */
+        rc = make_question(e, t, t->train.path, one.items, false, &t->warm[t->n_warm]);
+        if (rc == 0) t->n_warm++;
+    }
     if (rc) return rc;
     t->shared.tokens = t->questions[0].context.tokens;
     t->shared.n = t->n_shared;

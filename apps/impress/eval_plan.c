@@ -178,8 +178,7 @@ static int add_task_file(eval *e, const char *path)
         if (task_file_read(train, NULL, &t->train, error) < 0) return app_fail("%s", error);
         if (t->train.n < shots)
             return app_fail("%s has %zu examples, fewer than --shots %zu", train, t->train.n, shots);
-        t->n_warm = t->train.n - shots < s->warm ? t->train.n - shots : (size_t)s->warm;
-        const task_example *leak = task_leak(&t->train, shots + t->n_warm, &t->file, t->n);
+        const task_example *leak = task_leak(&t->train, shots, &t->file, t->n);
         if (leak) return app_fail("%s:%u: example %s is scored too, in %s", train, leak->line, leak->id, path);
     }
     t->prefix = task_shots(&t->train, shots);

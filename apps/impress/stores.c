@@ -184,6 +184,14 @@ int app_stores_enter(app_stores *s, const app_system *system, bool afresh)
     return 0;
 }
 
+/* Have what a match reads of a store that was just opened behind us. */
+static void match_once(app_stores *s, const app_prefix *p)
+{
+    imp_lease *lease;
+    imp_prefix_info info;
+    if (imp_prefix_acquire(s->space, p->tokens, p->n, 0, &lease, &info) == 0) imp_lease_release(lease);
+}
+
 int app_stores_settle(app_stores *s, const app_system *system, const app_prefix *p)
 {
     if (!s->space || p->n == 0) return 0;
@@ -193,5 +201,6 @@ int app_stores_settle(app_stores *s, const app_system *system, const app_prefix 
     if (ranks && imp_llama_rank_prefix(s->ctx, 0, p->tokens, p->n) < 0) return app_fail("%s", imp_last_error());
     if (learns(system) && imp_store_reorder(s->current, NULL) < 0)
         fprintf(stderr, "impress: note: %s: not reordered: %s\n", system->name, imp_last_error());
+    match_once(s, p);
     return 0;
 }

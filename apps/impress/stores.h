@@ -53,7 +53,7 @@ int app_stores_enter(app_stores *s, const app_system *system, bool afresh);
 /* A learned prefix into that store, on disk when this returns. */
 int app_stores_put(app_stores *s, const app_prefix *p);
 
-/* After requests that warmed it: what they taught is put to use now. */
+/* After requests that warmed it: what they taught is put to use now, and what a first match reads is read. */
 int app_stores_settle(app_stores *s, const app_system *system, const app_prefix *p);
 
 /* Close the stores, and free the context. */
