@@ -105,6 +105,7 @@ int imp_tier_take(imp_session *session, imp_cache policy, imp_tier **out)
     uint64_t device_bytes = imp_store_options(session->store)->device_cache_bytes;
     *out = NULL;
     if (policy == IMP_CACHE_NONE || (host_bytes == 0 && device_bytes == 0)) return 0;
+    if (imp_io_in_memory(imp_store_io(session->store))) return 0; /* what it holds is in memory already */
 
     int rc = 0;
     bool warn = false;

@@ -42,7 +42,7 @@ int imp_session_of(imp_store *store, imp_session **out);
 
 /* The host tier, run by `policy`, until it is given back. There is one, with the policy of the last request: one that
  * asks for another policy starts it afresh, empty, and loads that still use the old one keep that to their end.
- * `*out` NULL: the store has no memory for one, or `policy` is IMP_CACHE_NONE. */
+ * `*out` NULL: the store has no memory for one, or is in memory itself, or `policy` is IMP_CACHE_NONE. */
 typedef struct imp_tier {
     imp_host *host;
     imp_cache policy;

@@ -9,7 +9,8 @@
 void imp_random_scores(uint32_t layer, size_t n, float *scores);
 
 /* IMP_IDENTIFY_PROBE: the i-th probe head, and the KV head that it uses: the first query heads, or with `spread` heads
- * of different KV heads: the first of each, then the second of each, and so on. i < n_heads, of n_kv_heads a multiple. */
+ * of different KV heads: the first of each, then the second of each, and so on. i < n_heads, of n_kv_heads a multiple.
+ * */
 uint32_t imp_probe_head(uint32_t i, uint32_t n_heads, uint32_t n_kv_heads, unsigned spread, uint32_t *kv_head);
 
 /* IMP_IDENTIFY_CHUNKS: k of n tokens (k <= n), rising: units as a whole, those with the largest sum of their tokens'

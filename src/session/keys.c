@@ -11,7 +11,7 @@
 static int check(imp_load *load, imp_slot *s, uint32_t layer, const imp_plan_span *span, uint32_t piece)
 {
     imp_piece *p = &s->pieces[piece];
-    if (!p->counted && !p->held) load->stats.identify_bytes += p->place.n_bytes;
+    if (!p->counted && p->run != IMP_PLAN_NONE) load->stats.identify_bytes += p->place.n_bytes;
     p->counted = true;
     return imp_stream_check(load, s, layer, span, piece);
 }

@@ -392,8 +392,8 @@ void imp_load_end(imp_load *load, imp_load_stats *stats)
     end_pass(load);
     (void)imp_error_back(&kept, 0);
     imp_load_get_stats(load, stats);
+    imp_store_count_tier_hits(load->store, load->stats.host_hit_bytes, load->stats.device_hit_bytes);
     if (load->host) {
-        imp_store_count_tier_hits(load->store, load->stats.host_hit_bytes, load->stats.device_hit_bytes);
         imp_store_set_tier_bytes(load->store, imp_host_used_bytes(load->host), imp_host_device_bytes(load->host));
     }
     imp_lease *lease = load->lease;

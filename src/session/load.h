@@ -14,7 +14,7 @@
  *     B  when the layer is asked for: all keys where the cheap way to choose fails, then what holds chosen tokens
  *
  * Invariants
- * L1  No byte leaves a chunk before the chunk's checksum was verified, or a tier gave it.
+ * L1  No byte leaves a chunk before the chunk's checksum was verified, or a tier gave it, or it never was on a disk.
  * L2  A slot's buffers are given back only when none of its reads is in flight.
  * L3  Between begin and end nothing is allocated for a layer but copies for the tiers and a record's first scores,
  *     whose failure is harmless (and the scorer, once, when the engine's number of heads is first seen).

@@ -109,7 +109,8 @@ void imp_plan_places(const imp_plan *plan, uint32_t layer, imp_piece *pieces)
         for (uint32_t p = s->first_piece; p < s->first_piece + s->n_pieces; p++) {
             uint32_t chunk;
             imp_region region = imp_plan_region(s, p, &chunk);
-            pieces[p] = (imp_piece){.place = imp_seg_chunk(s->seg->layout, region, layer, chunk)};
+            imp_chunk_place place = imp_seg_chunk(s->seg->layout, region, layer, chunk);
+            pieces[p] = (imp_piece){.place = place, .run = IMP_PLAN_NONE};
         }
     }
 }

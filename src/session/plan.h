@@ -78,8 +78,8 @@ typedef struct imp_piece {
     imp_chunk_place place;
     const unsigned char *bytes; /* where it is or will be */
     imp_host_entry *held;       /* they are the host tier's */
-    uint32_t run;               /* the read that brings it, if it isn't held */
-    bool asked;                 /* somebody wanted it before: it is held, or in a run */
+    uint32_t run;               /* the read that brings it; IMP_PLAN_NONE: it needs none */
+    bool asked;                 /* somebody wanted it before: it is there, or in a run */
     bool wanted;                /* to be read, and in no run yet */
     bool checked;               /* the bytes are there and right */
     bool counted;               /* as read in order to choose */

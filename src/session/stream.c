@@ -113,7 +113,7 @@ int imp_stream_check(imp_load *load, imp_slot *s, uint32_t layer, const imp_plan
 
 /* ------------------------------------------------------------------------------------------------------- wants ---- */
 
-/* Take a piece from a tier, or want it read. */
+/* Take a piece from a tier, or from a store in memory, or want it read. */
 static void want(imp_load *load, imp_slot *s, uint32_t layer, const imp_plan_span *span, uint32_t piece)
 {
     imp_piece *p = &s->pieces[piece];
@@ -124,11 +124,12 @@ static void want(imp_load *load, imp_slot *s, uint32_t layer, const imp_plan_spa
         imp_host_key key = imp_stream_key(span, layer, piece);
         p->held = imp_host_get(load->host, &key, &n_bytes);
     }
-    p->wanted = !p->held;
+    p->bytes = p->held ? imp_host_entry_bytes(p->held)
+                       : imp_io_file_at(span->seg->file, p->place.offset, p->place.n_bytes);
+    p->wanted = !p->bytes;
     if (p->wanted) return;
-    p->bytes = imp_host_entry_bytes(p->held);
     p->checked = true;
-    if (imp_host_entry_on_device(p->held)) {
+    if (p->held && imp_host_entry_on_device(p->held)) {
         load->stats.device_hit_bytes += p->place.n_bytes;
     } else {
         load->stats.host_hit_bytes += p->place.n_bytes;

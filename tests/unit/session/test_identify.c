@@ -679,6 +679,12 @@ static void check_load(imp_rng *r, util_world *w, imp_lease *lease, const int32_
     assert_int_equal(stats.n_fallback, t.n_fallback);
     double mass = t.n_selected ? t.mass / t.n_selected : 1;
     assert_true(fabs(stats.mass - mass) < 1e-4);
+    bool memory = w->opts.flags & IMP_STORE_MEMORY;
+    if (memory) {
+        assert_int_equal(stats.bytes_read + stats.identify_bytes + stats.n_reads, 0);
+        if (!guesses(opts)) assert_int_equal(stats.host_hit_bytes, t.bytes);
+        return;
+    }
     bool tiers = opts->switches.cache != IMP_CACHE_NONE && (w->opts.host_cache_bytes || w->opts.device_cache_bytes);
     if (!tiers) {
         assert_int_equal(stats.host_hit_bytes + stats.device_hit_bytes, 0);
@@ -728,6 +734,10 @@ static void make_world(imp_rng *r, util_world *w)
         w->opts.cache = (imp_cache)(1 + imp_rng_below(r, 4));
         w->opts.host_cache_bytes = imp_rng_below(r, 3) ? 20000 + imp_rng_below(r, 1000000) : 0;
         w->opts.device_cache_bytes = imp_rng_below(r, 2) ? 20000 + imp_rng_below(r, 300000) : 0;
+    }
+    if (imp_rng_below(r, 6) == 0) {
+        w->opts.flags = IMP_STORE_MEMORY;
+        w->opts.host_cache_bytes = 64 << 20;
     }
 }
 
@@ -779,7 +789,7 @@ static void test_random(void **state)
             if (p && shared >= lengths[p]) shared = lengths[p] - 1;
             if (p) memcpy(prompts[p], prompts[0], shared * sizeof(int32_t));
             util_commit(&w, prompts[p], lengths[p], shared, 0);
-            if (imp_rng_below(&r, 2)) { /* what is there changes from prompt to prompt */
+            if (!(w.opts.flags & IMP_STORE_MEMORY) && imp_rng_below(&r, 2)) { /* what is there changes from prompt to prompt */
                 util_close(&w);
                 if (imp_rng_below(&r, 2)) w.opts.keep = (unsigned)imp_rng_below(&r, 8);
                 util_open(&w);
