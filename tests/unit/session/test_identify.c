@@ -789,7 +789,7 @@ static void test_random(void **state)
             if (p && shared >= lengths[p]) shared = lengths[p] - 1;
             if (p) memcpy(prompts[p], prompts[0], shared * sizeof(int32_t));
             util_commit(&w, prompts[p], lengths[p], shared, 0);
-            if (!(w.opts.flags & IMP_STORE_MEMORY) && imp_rng_below(&r, 2)) { /* what is there changes from prompt to prompt */
+            if (!(w.opts.flags & IMP_STORE_MEMORY) && imp_rng_below(&r, 2)) { /* with other regions from now on */
                 util_close(&w);
                 if (imp_rng_below(&r, 2)) w.opts.keep = (unsigned)imp_rng_below(&r, 8);
                 util_open(&w);
