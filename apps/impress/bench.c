@@ -15,6 +15,7 @@ static const struct {
     int (*run)(int argc, char **argv);
 } commands[] = {
     {"ablation", &bench_ablation_command, "what each technique of the paper is worth", bench_ablation},
+    {"chat", &bench_chat_command, "drift of a conversation that loads in part", bench_chat},
     {"io", &bench_io_command, "reads by size and depth, beside fio", bench_io},
     {"replay", &bench_replay_command, "large models: modelled compute, real I/O", bench_replay},
     {"trace", &bench_trace_command, "hit ratios of the policies over request traces", bench_trace},
