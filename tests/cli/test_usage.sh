@@ -66,6 +66,13 @@ json_ok "$tmp/systems.json" 'd[1]["system"] == "impress"'
 # Measurements.
 bench=("$IMPRESS" bench)
 expect 2 'unknown command `frob`; known ones: ablation' "${bench[@]}" frob
+chat=("${bench[@]}" chat -m "$tmp/no.gguf")
+expect 2 'no model' "${bench[@]}" chat -f "$tmp/prefix.txt"
+expect 2 'no document' "${chat[@]}"
+expect 2 'no question' "${chat[@]}" -f "$tmp/prefix.txt"
+expect 2 'retention wants' "${chat[@]}" -f "$tmp/prefix.txt" -p x -r 0
+expect 2 'n-predict wants' "${chat[@]}" -f "$tmp/prefix.txt" -p x -n 0
+expect 2 'unknown system' "${chat[@]}" -f "$tmp/prefix.txt" -p x -s frob
 ablation=("${bench[@]}" ablation -m "$tmp/no.gguf")
 expect 2 'no model' "${bench[@]}" ablation -f "$tmp/prefix.txt"
 expect 2 'no prefix' "${ablation[@]}"
