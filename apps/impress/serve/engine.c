@@ -46,6 +46,7 @@ struct engine {
     const struct llama_vocab *vocab;
     imp_llama *ctx;
     bool uses_store;
+    bool cuts; /* what cells hold can be cut, or copied in part; else it can only go on */
     char note[256];
     ahead *ahead;
     pthread_t thread;
@@ -148,12 +149,13 @@ static size_t common(const llama_token *a, size_t n_a, const llama_token *b, siz
 static bool same_salt(const char *a, const char *b) { return a && b ? !strcmp(a, b) : a == b; }
 
 /* Tokens of the job's prompt that slot `s` has in its cells and that may be taken from there. */
-static size_t share_of(const slot *s, const job *j)
+static size_t share_of(const engine *e, const slot *s, const job *j)
 {
     if (j->cache_off || s->n == 0 || !same_salt(s->salt, j->salt) || (s->job && s->job->cache_off)) return 0;
     size_t n = common(s->tokens, s->n, j->tokens, j->n_tokens - 1);
     /* A selection was made for another question; it serves only the conversation that it was made in. */
     if (s->partial && (s->state != SLOT_FREE || n < s->n || j->request.load.retention >= 1)) n = 0;
+    if (!e->cuts && (s->state != SLOT_FREE || n < s->n)) n = 0;
     return n < MIN_SHARE ? 0 : n;
 }
 
@@ -175,7 +177,7 @@ static size_t stored_of(engine *e, job *j, imp_lease **lease)
 static bool must_wait(engine *e, job *j)
 {
     size_t best = 0;
-    if (j->cache_off || j->request.recompute) return false;
+    if (j->cache_off || j->request.recompute || !e->cuts) return false;
     for (size_t i = 0; i < e->o.n_slots; i++) {
         const slot *s = &e->slots[i];
         if (s->state != SLOT_PROMPT || s->job->cache_off || !same_salt(s->salt, j->salt)) continue;
@@ -185,7 +187,7 @@ static bool must_wait(engine *e, job *j)
     if (best < MIN_GAIN) return false;
     size_t have = 0;
     for (size_t i = 0; i < e->o.n_slots; i++) {
-        size_t n = share_of(&e->slots[i], j);
+        size_t n = share_of(e, &e->slots[i], j);
         if (n > have) have = n;
     }
     if (have + MIN_GAIN > best) return false;
@@ -216,7 +218,7 @@ static bool choose_slot(engine *e, const job *j, slot **to, slot **from, size_t 
     slot *best = NULL;
     *n_share = 0;
     for (size_t i = 0; i < e->o.n_slots; i++) {
-        size_t n = share_of(&e->slots[i], j);
+        size_t n = share_of(e, &e->slots[i], j);
         bool better = n > *n_share || (n == *n_share && n > 0 && best->state != SLOT_FREE &&
                                        e->slots[i].state == SLOT_FREE);
         if (better) {
@@ -226,7 +228,8 @@ static bool choose_slot(engine *e, const job *j, slot **to, slot **from, size_t 
     }
     *from = best;
     /* A slot that would lose much of another conversation is copied from rather than cut. */
-    bool keeps = best && best->state == SLOT_FREE && best->n - *n_share <= *n_share / 4 + MIN_GAIN;
+    bool keeps = best && !e->cuts;
+    keeps = keeps || (best && best->state == SLOT_FREE && best->n - *n_share <= *n_share / 4 + MIN_GAIN);
     *to = keeps ? best : oldest_free(e, best);
     if (!*to && best && best->state == SLOT_FREE) *to = best;
     return *to != NULL;
@@ -291,13 +294,13 @@ static void start_job(engine *e, job *j, slot *s, const slot *from, size_t n_sha
 {
     s->job = j;
     s->state = SLOT_PROMPT;
-    atomic_store(&j->has_slot, true);
+    if (e->ahead) j->was_ahead = ahead_take(e->ahead, j);
     j->started_ns = job_now_ns();
     j->result.queue_ns = j->started_ns - j->asked_ns;
     metric_observe(METRIC_QUEUE_SECONDS, j->result.queue_ns);
 
     /* On a CPU a question of some more tokens may be computed sooner. */
-    if (n_share > 0 && !from->partial) n_share = imp_llama_query_start(e->ctx, j->n_tokens, n_share);
+    if (n_share > 0 && e->cuts && !from->partial) n_share = imp_llama_query_start(e->ctx, j->n_tokens, n_share);
     bool ok = settle_slot(e, s, from, n_share, j);
     size_t stored = ok ? stored_of(e, j, &s->lease) : 0;
     s->n_noted = 0;
@@ -438,6 +441,7 @@ static void take_report(engine *e, slot *s)
     metric_add(METRIC_LAYERS_SELECTED, p->n_selected);
     metric_add(METRIC_LAYERS_FALLBACK, p->n_fallback);
     metric_add(METRIC_RETRIES, p->retries);
+    metric_add(METRIC_LOOK_AHEAD_USED, j->was_ahead && p->host_hit_bytes + p->device_hit_bytes > 0);
     metric_observe(METRIC_TTFT_SECONDS, r->ttft_ns);
     if (e->uses_store) {
         metric_observe(METRIC_MATCH_SECONDS, p->match_ns);
@@ -578,6 +582,7 @@ static void reap(engine *e, bool refuse_waiting, bool cut)
         *at = j->next;
         if (!*at) e->waiting_end = at;
         e->n_waiting--;
+        if (e->ahead) ahead_take(e->ahead, j);
         if (cancelled) {
             job_finish(j, JOB_CANCELLED);
             job_done(e, j);
@@ -717,6 +722,10 @@ static void engine_free(engine *e)
 
 static int open_context(engine *e)
 {
+    const struct llama_model *m = e->o.model;
+    if (llama_model_has_encoder(m) || !llama_model_has_decoder(m)) return app_fail("this model doesn't continue texts");
+    /* Cells behind a sliding window are given away: what is left of a sequence can't stand for its beginning. */
+    e->cuts = !llama_model_is_recurrent(m) && !llama_model_is_hybrid(m) && llama_model_n_swa(m) <= 0;
     struct llama_context_params cp = e->o.context;
     cp.n_ctx = (uint32_t)e->o.n_cells;
     cp.n_seq_max = (uint32_t)e->o.n_slots;
@@ -762,8 +771,8 @@ int engine_open(const engine_opts *opts, engine **out)
         e->slots[i].tokens = malloc(opts->n_ctx * sizeof *e->slots[i].tokens);
         if (!e->slots[i].tokens) rc = app_fail("out of memory");
     }
-    if (rc == 0 && opts->look_ahead && e->uses_store)
-        e->ahead = ahead_open((uint32_t)llama_model_n_layer(opts->model));
+    if (rc == 0 && opts->look_ahead_bytes && e->uses_store)
+        e->ahead = ahead_open((uint32_t)llama_model_n_layer(opts->model), opts->look_ahead_bytes);
     show(e);
     if (rc == 0 && pthread_create(&e->thread, NULL, run, e) != 0) rc = app_fail("can't start a thread");
     if (rc) {

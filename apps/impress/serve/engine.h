@@ -30,7 +30,7 @@ typedef struct engine_opts {
     size_t n_queue;            /* requests that may wait */
     uint64_t slice_ns;         /* how long a slice of a prompt may hold up the others, about */
     uint64_t limit_ns;         /* for a request from its arrival to its end */
-    bool look_ahead;
+    uint64_t look_ahead_bytes; /* of prefixes of waiting requests, read into the host tier; 0: none */
 } engine_opts;
 
 /* Make the context and start the thread. Returns 0, or 1 after one line on standard error. */

@@ -52,7 +52,6 @@ typedef struct job {
 
     atomic_int refs;
     atomic_bool cancelled; /* nobody waits for it */
-    atomic_bool has_slot;
 
     /* The engine's. */
     struct job *next;
@@ -62,6 +61,11 @@ typedef struct job {
     job_logprob *held_first, *held_last; /* of tokens whose text is held back */
     imp_space *space; /* of its salt; NULL: no store, or not opened yet */
     bool looked_ahead, waited;
+    bool was_ahead;        /* its prefix was read ahead */
+
+    /* ahead.c's, under its lock. */
+    uint64_t ahead_bytes;
+    bool ahead_over;       /* it isn't worth while any more */
 
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t news;

@@ -44,6 +44,8 @@
     X(LIVE_COPIES, "impress_live_copies_total", "", "Prefixes taken from another slot's cells.")                       \
     X(LOOK_AHEAD, "impress_look_ahead_prefixes_total", "", "Prefixes of waiting requests that were read ahead.")       \
     X(LOOK_AHEAD_BYTES, "impress_look_ahead_bytes_total", "", "Bytes read from disk for them.")                        \
+    X(LOOK_AHEAD_USED, "impress_look_ahead_used_total", "",                                                            \
+      "Prompts that took bytes from memory after their prefix had been read ahead.")                                   \
     X(STEPS, "impress_steps_total", "", "Calls of the model.")                                                         \
     X(STEP_FAILURES, "impress_step_failures_total", "", "Of these, calls that failed.")
 

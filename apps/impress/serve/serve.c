@@ -162,7 +162,7 @@ static int open_engine(server *v)
         .context = app_context_params(n_cells, s->n_batch, s->n_ubatch, s->n_threads, s->cache_type),
         .n_slots = s->n_slots, .n_ctx = n_ctx, .n_cells = n_cells, .n_queue = s->n_queue,
         .slice_ns = s->slice_ms * 1000000, .limit_ns = s->limit_s * 1000000000,
-        .look_ahead = s->look_ahead && s->store.host_cache + s->store.device_cache > 0,
+        .look_ahead_bytes = s->look_ahead ? (s->store.host_cache + s->store.device_cache) / 2 : 0,
     };
     return engine_open(&o, &v->engine);
 }

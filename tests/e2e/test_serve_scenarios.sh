@@ -1,0 +1,204 @@
+#!/usr/bin/env bash
+# What users of such servers ran into, as tests: restarts, shared prefixes, conversations, overflow, other models, models
+# that don't fit, reading ahead.
+. "$(dirname "$0")/../cli/lib.sh"
+need_model
+export tmp IMPRESS IMPRESS_MODEL
+PYTHONPATH=$PWD timeout 850 python3 - <<'PY' || failures=1
+import struct
+
+from serve import *
+
+ROW = 23040  # bytes of a token's KV in this model
+
+# The same prefix from two clients at once: stored once. Eight of them with four slots: computed once, hit in any slot.
+s = Server("--slots", "4", "--ctx-size", "1024", "--system", "as")
+prefix = words(220, 1)
+rs = at_once([lambda i=i: s.complete(prefix + count(10 * i), 3) for i in range(2)])
+s.wait_for(s.idle, "an idle server")
+n = rs[0].usage["prompt_tokens"]
+s.wait_for(lambda: s.metrics()["impress_store_kv_bytes"] >= (n - 64) * ROW, "the prefix on disk")
+ok(s.metrics()["impress_store_kv_bytes"] <= (n + 64) * ROW, "stored once")
+rs = at_once([lambda i=i: s.complete(prefix + count(100 + 10 * i), 3) for i in range(8)])
+ok(all(r.cached >= n - 64 - 16 for r in rs), [r.cached for r in rs])
+
+# Streamed or not: the same usage, and cached is what wasn't computed.
+before = s.metrics()["impress_prompt_tokens_computed_total"]
+a = s.complete(prefix + count(300), 2)
+middle = s.metrics()["impress_prompt_tokens_computed_total"]
+ok(a.usage["prompt_tokens"] - a.cached == middle - before, (a, before, middle))
+s.complete(words(100, 2), 1)
+_, events = s.stream("/v1/completions", dict(prompt=prefix + count(400), max_tokens=2, temperature=0,
+                                             stream_options={"include_usage": True}))
+u = events[-1]["usage"]
+ok(u["prompt_tokens_details"]["cached_tokens"] == a.cached and u["prompt_tokens"] == a.usage["prompt_tokens"], (u, a))
+
+# One line that differs: reuse goes up to it.
+text = [words(8, 500 + i) for i in range(30)]
+whole = s.complete("\n".join(text), 1)
+for at in (3, 27):
+    other = text[:at] + ["something else here"] + text[at + 1:]
+    r = s.complete("\n".join(other), 1)
+    share = r.cached / r.usage["prompt_tokens"]
+    ok(at / 30 - 0.2 < share < at / 30 + 0.05, (at, share))
+
+# More than the context: refused, or the answer ends there; what comes after is as it was.
+first = s.complete(prefix + count(500), 4)
+ok(s.complete(words(900, 7), 4).status == 400, "a prompt that is too long")
+r = s.complete(prefix + count(500), 100000)
+ok(r.status == 200 and r.json["choices"][0]["finish_reason"] in ("length", "stop"), r)
+ok(r.usage["total_tokens"] <= 1024, r.usage)
+r = s.complete(prefix + count(500), 4)
+ok(r.text == first.text and r.cached == r.usage["prompt_tokens"] - 1, (r, first))
+ok(s.stop() == 0, "stop")
+
+# Another question after a restart; then another "model" (another cache type) in the same store, then this one again.
+seen = {"f16"}
+for kind in ("f16", "q8_0", "f16", "q8_0"):
+    s = Server("--slots", "2", "--ctx-size", "1024", "--system", "as", "--cache-type", kind)
+    r = s.complete(prefix + count(600), 4)
+    if kind in seen:
+        ok(r.cached >= n - 64 - 16 and r.json["impress"]["way"] == "whole", (kind, r))
+    else:
+        ok(r.cached == 0, (kind, r))
+    seen.add(kind)
+    ok(s.stop() == 0, "stop")
+
+# A conversation of 30 turns: what is written is what is new.
+s = Server("--slots", "2", "--ctx-size", "4096", store="chat")
+messages, cached = [], 0
+for turn in range(30):
+    messages.append({"role": "user", "content": "Tell me about " + words(6, 1000 + turn)})
+    r = s.post("/v1/chat/completions", dict(messages=messages, max_tokens=16, temperature=0))
+    ok(r.status == 200 and r.cached >= cached, (turn, r.cached, cached))
+    cached = r.usage["prompt_tokens"] - 64 - 8  # as many may be computed anew
+    messages.append(r.json["choices"][0]["message"])
+s.wait_for(s.idle, "an idle server")
+ok(s.stop() == 0, "stop")
+total = r.usage["total_tokens"]
+s = Server("--slots", "2", "--ctx-size", "4096", store="chat")
+m = s.metrics()
+ok(m["impress_store_bytes"] <= 1.3 * total * ROW + (2 << 20), (m["impress_store_bytes"], total * ROW))
+ok(m["impress_store_tokens"] >= total - 128, (m["impress_store_tokens"], total))
+r = s.post("/v1/chat/completions", dict(messages=messages + [{"role": "user", "content": "And?"}], max_tokens=4))
+ok(r.cached >= total - 128, (r.cached, total))
+ok(s.stop() == 0, "stop")
+
+# A slow disk and one slot: prefixes of requests that wait are read while another one answers.
+s = Server("--slots", "1", "--ctx-size", "1024", "--system", "as", "--host-cache", "64M", store="ahead")
+prompts = [words(200, 60 + i) for i in range(3)]
+for p in prompts:
+    ok(s.complete(p, 1).status == 200, "stored")
+ok(s.stop() == 0, "stop")
+for look in ("yes", "no"):
+    s = Server("--slots", "1", "--ctx-size", "1024", "--system", "as", "--host-cache", "64M", "--io-limit", "20M",
+               "--look-ahead=" + look, store="ahead")
+    rs = at_once([lambda p=p: s.complete(p + count(1), 40) for p in prompts])
+    ok(all(r.cached > 300 for r in rs), rs)
+    m = s.metrics()
+    if look == "yes":
+        ok(m["impress_look_ahead_prefixes_total"] >= 1, m["impress_look_ahead_prefixes_total"])
+        ok(m["impress_look_ahead_used_total"] >= 1, m["impress_look_ahead_used_total"])
+    else:
+        ok(m["impress_look_ahead_prefixes_total"] == 0, "none")
+    ok(s.stop() == 0, "stop")
+
+# Without a store everything works, live cells too.
+s = Server("--slots", "2", "--ctx-size", "512", store="none")
+a, b = s.complete(words(60, 3) + count(5), 4), s.complete(words(60, 3) + count(5), 4)
+ok(a.cached == 0 and b.cached == b.usage["prompt_tokens"] - 1 and a.text == b.text, (a, b))
+ok(s.stop() == 0, "stop")
+
+
+# A model with a sliding window: this one's tokens and weights in another architecture. One line says it isn't stored.
+def sliding_model(source, target, window):
+    data = open(source, "rb").read()
+    at = 0
+
+    def take(form):
+        nonlocal at
+        values = struct.unpack_from("<" + form, data, at)
+        at += struct.calcsize("<" + form)
+        return values[0] if len(values) == 1 else values
+
+    def text():
+        nonlocal at
+        size = take("Q")
+        at += size
+        return data[at - size:at]
+
+    def skip(kind):
+        nonlocal at
+        sizes = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+        if kind == 8:
+            text()
+        elif kind == 9:
+            inner, size = take("IQ")
+            for _ in range(size):
+                skip(inner)
+        else:
+            at += sizes[kind]
+
+    def pack(key, kind, form, *value):
+        return struct.pack("<Q", len(key)) + key + struct.pack("<I", kind) + struct.pack("<" + form, *value)
+
+    _, _, n_tensors, n_keys = take("4sIQQ")
+    pairs = []
+    for _ in range(n_keys):
+        key = text()
+        start = at
+        kind = take("I")
+        skip(kind)
+        value = data[start:at]
+        if key == b"general.architecture":
+            value = struct.pack("<IQ", 8, 7) + b"cohere2"
+        pairs.append(struct.pack("<Q", len(key.replace(b"llama.", b"cohere2."))) + key.replace(b"llama.", b"cohere2.") + value)
+    pairs.append(pack(b"cohere2.attention.sliding_window", 4, "I", window))
+    pairs.append(pack(b"cohere2.attention.layer_norm_epsilon", 6, "f", 1e-5))
+    pairs.append(pack(b"cohere2.logit_scale", 6, "f", 1.0))
+    infos = []
+    for _ in range(n_tensors):
+        name = text()
+        dims = take("I")
+        shape = [take("Q") for _ in range(dims)]
+        infos.append((name, shape, take("I"), take("Q")))
+    base = (at + 31) // 32 * 32
+    ends = sorted(o for *_, o in infos) + [len(data) - base]
+    kept, blob, head = [], b"", b""
+    for name, shape, kind, offset in infos:
+        if name.endswith(b"ffn_norm.weight") or name == b"output.weight":
+            continue
+        size = ends[ends.index(offset) + 1] - offset
+        head += struct.pack("<Q", len(name)) + name + struct.pack("<I", len(shape))
+        head += struct.pack("<%dQ" % len(shape), *shape) + struct.pack("<IQ", kind, len(blob))
+        kept.append(name)
+        blob += data[base + offset:base + offset + size]
+        blob += b"\0" * (-len(blob) % 32)
+    out = struct.pack("<4sIQQ", b"GGUF", 3, len(kept), len(pairs)) + b"".join(pairs) + head
+    open(target, "wb").write(out + b"\0" * (-len(out) % 32) + blob)
+
+
+sliding = os.path.join(os.environ["tmp"], "sliding.gguf")
+sliding_model(os.environ["IMPRESS_MODEL"], sliding, 256)
+s = Server("-m", sliding, "--slots", "2", "--ctx-size", "1024", store="sliding")
+ok("sliding-window" in s.event("listening")["note"], s.event("listening"))
+p = words(120, 21)
+for i in range(20):
+    r = s.complete(p + " " + words(4, 30 + i % 4), 4)
+    ok(r.status == 200, r)
+    # Cells behind the window are gone: a prompt that doesn't go on where the last one ended is computed anew.
+    ok(r.cached == 0 and r.json["impress"]["tokens"]["computed"] == r.usage["prompt_tokens"], r)
+chat = p
+for i in range(4):
+    r = s.complete(chat, 6)
+    ok(i == 0 or r.cached > 200, r)
+    chat += r.text + " " + words(3, 70 + i)
+m = s.metrics()
+ok(m["impress_store_tokens"] == 0 and m["impress_store_written_bytes_total"] == 0, "nothing is written")
+ok(s.stop() == 0, "stop")
+finish()
+PY
+for store in store chat ahead; do
+    "$IMPRESS" verify "$tmp/$store" >"$tmp/out" || fail "verify $store: $(cat "$tmp/out")"
+done
+finish
