@@ -82,7 +82,8 @@ static int parse_list(const char *name, const char *list, bool sizes, uint32_t *
         snprintf(item, sizeof item, "%.*s", (int)(length < 63 ? length : 63), at);
         at += length + (at[length] == ',');
         uint64_t v;
-        bool ok = sizes ? text_parse_size(item, &v) && v % 4096 == 0 && v <= 64 << 20 : text_parse_count(item, 1024, &v);
+        bool ok =
+            sizes ? text_parse_size(item, &v) && v % 4096 == 0 && v <= 64 << 20 : text_parse_count(item, 1024, &v);
         if (!ok || v == 0 || *n == MAX_ITEMS)
             return opt_misuse(&bench_io_command, "%s: `%s` is not %s", name, item,
                               sizes ? "a multiple of 4K up to 64M" : "a depth of 1 to 1024");
@@ -200,7 +201,8 @@ static double measure_fio(io_bench *b, const io_cell *c)
     char program[] = "fio", job[] = "--name=impress", readonly[] = "--readonly", timed[] = "--time_based";
     char format[] = "--output-format=json", random[] = "--rw=randread", sequential[] = "--rw=read";
     char direct[] = "--direct=1", buffered[] = "--direct=0", uring[] = "--ioengine=io_uring", fixed[] = "--fixedbufs=1";
-    char any[] = "--norandommap", seed[] = "--randrepeat=0", threads[] = "--ioengine=psync", invalidate[] = "--invalidate=0";
+    char any[] = "--norandommap", seed[] = "--randrepeat=0", threads[] = "--ioengine=psync",
+         invalidate[] = "--invalidate=0";
     bool with_ring = strncmp(c->ours.io_mode, "io_uring", 8) == 0;
     char *argv[20];
     size_t n = 0;
@@ -312,10 +314,11 @@ static int print_json(const io_bench *b)
     for (size_t i = 0; !bad && i < b->n_cells; i++) {
         const io_cell *c = &b->cells[i];
         double ours = bytes_per_s(&c->ours);
-        json_t *o = json_pack("{s:s,s:s,s:I,s:I,s:f,s:f,s:f,s:s}", "bench", "io", "order",
-                              c->random ? "random" : "sequential", "block_bytes", (json_int_t)c->block, "depth",
-                              (json_int_t)c->depth, "bytes_per_s", ours, "reads_per_s", ours / c->block, "cpu_us_per_mb",
-                              (double)c->ours.cpu_ns * 1e3 / (double)(c->ours.n_bytes + 1), "io_mode", c->ours.io_mode);
+        json_t *o =
+            json_pack("{s:s,s:s,s:I,s:I,s:f,s:f,s:f,s:s}", "bench", "io", "order", c->random ? "random" : "sequential",
+                      "block_bytes", (json_int_t)c->block, "depth", (json_int_t)c->depth, "bytes_per_s", ours,
+                      "reads_per_s", ours / c->block, "cpu_us_per_mb",
+                      (double)c->ours.cpu_ns * 1e3 / (double)(c->ours.n_bytes + 1), "io_mode", c->ours.io_mode);
         bool fio = c->fio_bytes_per_s > 0;
         bad = !o || json_object_set_new(o, "fio_bytes_per_s", fio ? json_real(c->fio_bytes_per_s) : json_null()) ||
               json_object_set_new(o, "of_fio", fio ? json_real(ours / c->fio_bytes_per_s) : json_null()) ||
@@ -358,8 +361,8 @@ static int print_table(const io_bench *b)
         text_table_print(t, stdout);
         double read_ns, byte_ns;
         if (fit_costs(b, &read_ns, &byte_ns))
-            printf("\none more read costs %.1f us, a byte %.3f ns (%.0f MB/s): a read is worth %.0f KiB\n", read_ns / 1e3,
-                   byte_ns, 1e3 / byte_ns, read_ns / byte_ns / 1024);
+            printf("\none more read costs %.1f us, a byte %.3f ns (%.0f MB/s): a read is worth %.0f KiB\n",
+                   read_ns / 1e3, byte_ns, 1e3 / byte_ns, read_ns / byte_ns / 1024);
     }
     text_table_free(t);
     return ok ? 0 : app_fail("out of memory");
@@ -387,7 +390,8 @@ static int run(io_bench *b)
 
 int bench_io(int argc, char **argv)
 {
-    io_settings s = {.sizes = "4K,16K,64K,256K,1M", .depths = "1,8,32", .seconds = 0.5, .rounds = 3, .file_size = (uint64_t)2 << 30};
+    io_settings s = {
+        .sizes = "4K,16K,64K,256K,1M", .depths = "1,8,32", .seconds = 0.5, .rounds = 3, .file_size = (uint64_t)2 << 30};
     int n_positional;
     int rc = opt_parse(&bench_io_command, argc, argv, &s, &n_positional);
     if (rc) return rc == 1 ? 0 : rc;

@@ -11,9 +11,9 @@ typedef struct record_plan {
     bool verbose;
 } record_plan;
 
-/* Compute the prefix and each question (the first REPLAY_MAX_PATTERNS - 1) with the whole cache, take the H2O column sums
- * of the last 32 rows (64 of the prefix) in each layer and KV head, and write them to `out` (replay/pattern.h). Returns 0
- * or an exit code. */
+/* Compute the prefix and each question (the first REPLAY_MAX_PATTERNS - 1) with the whole cache, take the H2O column
+ * sums of the last 32 rows (64 of the prefix) in each layer and KV head, and write them to `out` (replay/pattern.h).
+ * Returns 0 or an exit code. */
 int bench_record(const record_plan *plan);
 
 #endif

@@ -39,7 +39,8 @@ static const opt options[] = {
     {"profile", 0, OPT_TEXT, AT(profile), "NAME", "a100-80g (default), a100-40g or h100-sxm", true},
     {"systems", 's', OPT_TEXT, AT(systems), "LIST",
      "as for `impress eval`, with changed switches where wanted\n(default: all, and recomp)", true},
-    {"scale", 0, OPT_TEXT, AT(scale), "S", "rows, caches and the disk's rate are smaller by this\n(default: 1/16)", true},
+    {"scale", 0, OPT_TEXT, AT(scale), "S", "rows, caches and the disk's rate are smaller by this\n(default: 1/16)",
+     true},
     {"virtual", 0, OPT_FLAG, AT(simulated), NULL, "a clock of the store's own instead of waiting", true},
     {"data", 0, OPT_SIZE, AT(data), "SIZE", "KV of all prefixes, in full size (default: 60G)", true},
     {"prefixes", 0, OPT_COUNT, AT(prefixes), "N", "so many prefixes instead", true},
@@ -53,10 +54,13 @@ static const opt options[] = {
     {"disk", 0, OPT_REAL, AT(disk), "GB/s", "the disk's rate, 1e9 bytes a second (default: 5)", true},
     {"device-cache", 0, OPT_SIZE, AT(device_cache), "SIZE", "in full size (default: 10G)", true},
     {"host-cache", 0, OPT_SIZE, AT(host_cache), "SIZE", "in full size (default: 32G)", true},
-    {"retention", 'r', OPT_REAL, AT(retention), "SHARE", "of tokens loaded by systems that choose (default: 0.25)", true},
-    {"patterns", 0, OPT_TEXTS, AT(patterns), "FILE", "made by --record; several: prefixes take turns\n(default: a rule)", true},
+    {"retention", 'r', OPT_REAL, AT(retention), "SHARE", "of tokens loaded by systems that choose (default: 0.25)",
+     true},
+    {"patterns", 0, OPT_TEXTS, AT(patterns), "FILE",
+     "made by --record; several: prefixes take turns\n(default: a rule)", true},
     {"seed", 0, OPT_COUNT, AT(seed), "N", "of the requests (default: 1)", true},
-    {"dir", 0, OPT_TEXT, AT(dir), "DIR", "where stores are made, and removed\n(default: a folder in the cache folder)", true},
+    {"dir", 0, OPT_TEXT, AT(dir), "DIR", "where stores are made, and removed\n(default: a folder in the cache folder)",
+     true},
     {"json", 0, OPT_FLAG, AT(json), NULL, "one JSON object a line", true},
     {"rows", 0, OPT_FLAG, AT(rows), NULL, "with --json, an object for each request too", true},
     SWITCH_STORE_OPTS(replay_settings, switches),
@@ -121,7 +125,8 @@ static int plan_systems(replay_bench *b)
     snprintf(list, sizeof list, "%s", b->s->systems);
     for (char *item = strtok_r(list, ",", &save); item; item = strtok_r(NULL, ",", &save)) {
         if (b->n_systems == MAX_SYSTEMS) return opt_misuse(&bench_replay_command, "more than %d systems", MAX_SYSTEMS);
-        if (app_system_make("--systems", item, &b->s->switches, b->s->retention, &b->systems[b->n_systems++], error) < 0)
+        if (app_system_make("--systems", item, &b->s->switches, b->s->retention, &b->systems[b->n_systems++], error) <
+            0)
             return opt_misuse(&bench_replay_command, "%s", error);
     }
     app_system_notes(b->systems, b->n_systems);
@@ -135,7 +140,8 @@ static int plan_setup(replay_bench *b)
     p->shape = replay_shape_find(s->shape);
     if (!p->shape) return opt_misuse(&bench_replay_command, "--shape: `%s` is not one of those in --help", s->shape);
     p->profile = replay_profile_find(s->profile);
-    if (!p->profile) return opt_misuse(&bench_replay_command, "--profile: `%s` is not one of those in --help", s->profile);
+    if (!p->profile)
+        return opt_misuse(&bench_replay_command, "--profile: `%s` is not one of those in --help", s->profile);
     int rc = parse_scale(s->scale, &p->scale);
     if (rc) return rc;
     p->prefix_tokens = (uint32_t)s->prefix_tokens;
@@ -173,8 +179,8 @@ static int get_patterns(replay_bench *b)
     return 0;
 }
 
-/* A request of a trace is one about the prefix that stands for the last of its blocks which came before, or, when all are
- * new, for its first. */
+/* A request of a trace is one about the prefix that stands for the last of its blocks which came before, or, when all
+ * are new, for its first. */
 static int requests_from_trace(replay_bench *b, size_t n)
 {
     replay_trace t;
@@ -243,7 +249,8 @@ static int make_dir(replay_bench *b)
 {
     if (b->s->dir) {
         snprintf(b->dir, sizeof b->dir, "%s/impress-replay-XXXXXX", b->s->dir);
-        if (mkdir(b->s->dir, 0700) != 0 && errno != EEXIST) return app_fail("can't make %s: %s", b->s->dir, strerror(errno));
+        if (mkdir(b->s->dir, 0700) != 0 && errno != EEXIST)
+            return app_fail("can't make %s: %s", b->s->dir, strerror(errno));
     } else {
         snprintf(b->dir, sizeof b->dir, "%s-XXXXXX", store_default_dir("replay"));
     }
@@ -325,10 +332,10 @@ static int print_rows(const replay_bench *b, const app_system *system)
         const replay_request *q = &b->requests[b->s->warm + i];
         json_t *o = common_json(b, system, "replay-request");
         json_t *more = json_pack("{s:I,s:I,s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "rep", (json_int_t)i, "prefix",
-                                 (json_int_t)q->prefix, "question", (json_int_t)q->question, "ttft_ms", a->ttft_ns / 1e6,
-                                 "compute_ms", a->compute_ns / 1e6, "io_wait_ms", a->io_wait_ns / 1e6, "bytes_read",
-                                 a->bytes_read, "identify_bytes", a->identify_bytes, "host_hit_bytes", a->host_hit_bytes,
-                                 "device_hit_bytes", a->device_hit_bytes);
+                                 (json_int_t)q->prefix, "question", (json_int_t)q->question, "ttft_ms",
+                                 a->ttft_ns / 1e6, "compute_ms", a->compute_ns / 1e6, "io_wait_ms", a->io_wait_ns / 1e6,
+                                 "bytes_read", a->bytes_read, "identify_bytes", a->identify_bytes, "host_hit_bytes",
+                                 a->host_hit_bytes, "device_hit_bytes", a->device_hit_bytes);
         bool bad = !o || !more || json_object_update(o, more) != 0;
         json_decref(more);
         rc = dump(o, bad);
@@ -423,7 +430,8 @@ static int run_group(replay_bench *b, size_t first, replay_summary *summaries, b
     app_system_combination(&b->systems[first], name);
     snprintf(dir, sizeof dir, "%s/%s", b->dir, name);
     fill_note note = {b, name};
-    if (!b->systems[first].recompute && replay_fill(&b->setup, &b->systems[first].load.switches, dir, on_fill, &note) < 0)
+    if (!b->systems[first].recompute &&
+        replay_fill(&b->setup, &b->systems[first].load.switches, dir, on_fill, &note) < 0)
         rc = app_fail("%s", imp_last_error());
     for (size_t i = first; rc == 0 && i < b->n_systems; i++) {
         const app_system *system = &b->systems[i];
@@ -490,10 +498,21 @@ static int record(const replay_settings *s)
 
 int bench_replay(int argc, char **argv)
 {
-    replay_settings s = {.shape = "opt-13b", .profile = "a100-80g", .scale = "1/16", .data = (uint64_t)60 << 30,
+    replay_settings s = {.shape = "opt-13b",
+                         .profile = "a100-80g",
+                         .scale = "1/16",
+                         .data = (uint64_t)60 << 30,
                          .systems = "recomp,as,as-h2o-lru,as-h2o-lfu,spi,impress-paper,contiguous,impress",
-                         .prefix_tokens = 5000, .query_tokens = 32, .requests = 200, .warm = 100, .zipf = 1, .disk = 5,
-                         .device_cache = (uint64_t)10 << 30, .host_cache = (uint64_t)32 << 30, .retention = 0.25, .seed = 1};
+                         .prefix_tokens = 5000,
+                         .query_tokens = 32,
+                         .requests = 200,
+                         .warm = 100,
+                         .zipf = 1,
+                         .disk = 5,
+                         .device_cache = (uint64_t)10 << 30,
+                         .host_cache = (uint64_t)32 << 30,
+                         .retention = 0.25,
+                         .seed = 1};
     int n_positional;
     int rc = opt_parse(&bench_replay_command, argc, argv, &s, &n_positional);
     if (rc) return rc == 1 ? 0 : rc;

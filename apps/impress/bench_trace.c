@@ -30,7 +30,8 @@ static const opt options[] = {
     {"traces", 0, OPT_TEXTS, AT(traces), "FILE", "a trace; may be given several times, or as arguments", true},
     {"policies", 0, OPT_TEXT, AT(policies), "LIST", "of lru, lfu, score, attention (default: all)", true},
     {"cache", 0, OPT_TEXT, AT(cache), "LIST",
-     "sizes of the cache: below 1 a share of the trace's distinct\nblocks, else blocks (default: 0.02,0.05,0.1,0.2,0.4)",
+     "sizes of the cache: below 1 a share of the trace's distinct\nblocks, else blocks (default: "
+     "0.02,0.05,0.1,0.2,0.4)",
      true},
     {"patterns", 0, OPT_TEXT, AT(patterns), "FILE",
      "importance recorded by `impress bench replay --record`\n(default: a fixed rule)", true},
@@ -231,7 +232,8 @@ static int run_trace(const trace_plan *p, const char *path, const replay_pattern
     for (size_t i = 0; rc == 0 && table && i < 8; i++)
         if (!text_table_add(table, "%s", heads[i])) rc = app_fail("out of memory");
     for (size_t i = 0; rc == 0 && i < p->n_sizes; i++) {
-        row.capacity = p->sizes[i] < 1 ? (size_t)llrint(p->sizes[i] * (double)t.n_blocks / row.parts) : (size_t)p->sizes[i];
+        row.capacity =
+            p->sizes[i] < 1 ? (size_t)llrint(p->sizes[i] * (double)t.n_blocks / row.parts) : (size_t)p->sizes[i];
         if (row.capacity == 0) row.capacity = 1;
         rc = run_size(p, &row, weights, table);
     }

@@ -45,7 +45,8 @@ int replay_setup_check(const replay_setup *s)
     if (s->n_prefixes == 0 || s->n_prefixes > 1u << 20) return fail(IMP_E_ARG, "replay: no prefixes, or too many");
     if (s->prefix_tokens < 2 * REPLAY_CHUNK || s->prefix_tokens > 1u << 17)
         return fail(IMP_E_ARG, "replay: prefixes have 128 to 131072 tokens");
-    if (s->query_tokens == 0 || s->query_tokens > 65536) return fail(IMP_E_ARG, "replay: questions have 1 to 65536 tokens");
+    if (s->query_tokens == 0 || s->query_tokens > 65536)
+        return fail(IMP_E_ARG, "replay: questions have 1 to 65536 tokens");
     if (!(s->disk_bytes_per_s >= 1) || !(s->device_bytes >= 0) || !(s->host_bytes >= 0))
         return fail(IMP_E_ARG, "replay: no rate of the disk, or tiers below 0");
     if (s->n_sets == 0) return fail(IMP_E_ARG, "replay: no patterns");
@@ -54,7 +55,8 @@ int replay_setup_check(const replay_setup *s)
 
 /* ------------------------------------------------------------------------------------------------------ store ---- */
 
-static int open_store(const replay_setup *s, const imp_switches *switches, const char *dir, bool filling, imp_store **out)
+static int open_store(const replay_setup *s, const imp_switches *switches, const char *dir, bool filling,
+                      imp_store **out)
 {
     imp_store_opts o;
     imp_store_opts_init(&o);
@@ -105,8 +107,8 @@ void replay_value_fill(uint32_t prefix, uint32_t layer, uint32_t token, size_t n
     for (size_t i = 0; i < n; i++) out[i] = pair[i % 2];
 }
 
-static int fill_prefix(const replay_setup *s, imp_space *space, uint32_t prefix, int32_t *tokens, uint16_t *k, uint16_t *v,
-                       float *queries)
+static int fill_prefix(const replay_setup *s, imp_space *space, uint32_t prefix, int32_t *tokens, uint16_t *k,
+                       uint16_t *v, float *queries)
 {
     replay_keys keys = keys_of(s);
     uint32_t n = s->prefix_tokens, n_heads = s->shape->n_heads, dim = keys.head_dim;
@@ -121,8 +123,12 @@ static int fill_prefix(const replay_setup *s, imp_space *space, uint32_t prefix,
         rc = imp_commit_rows(commit, l, 0, n, k, row * 2, v, row * 2);
         for (uint32_t r = 0; r < COMMIT_ROWS; r++)
             replay_keys_query(&keys, prefix, 0, r, n_heads, queries + (size_t)r * n_heads * dim);
-        const imp_query q = {.q = queries, .row_stride = (size_t)n_heads * dim, .head_stride = dim, .n_rows = COMMIT_ROWS,
-                             .n_heads = n_heads, .scale = 1};
+        const imp_query q = {.q = queries,
+                             .row_stride = (size_t)n_heads * dim,
+                             .head_stride = dim,
+                             .n_rows = COMMIT_ROWS,
+                             .n_heads = n_heads,
+                             .scale = 1};
         if (rc == 0) rc = imp_commit_queries(commit, l, n - COMMIT_ROWS, &q);
     }
     if (rc == 0) return imp_commit_finish(commit);
@@ -334,7 +340,8 @@ int replay_ask(replay_session *r, uint32_t prefix, uint32_t question, replay_ans
     opts.retention = r->system->retention;
     make_tokens(s, prefix, question, r->tokens);
     double start = now_ns(r);
-    int rc = imp_prefix_acquire(r->space, r->tokens, s->prefix_tokens + s->query_tokens, IMP_ACQUIRE_DERIVED, &lease, &info);
+    int rc =
+        imp_prefix_acquire(r->space, r->tokens, s->prefix_tokens + s->query_tokens, IMP_ACQUIRE_DERIVED, &lease, &info);
     if (rc == 0 && info.n_matched < s->prefix_tokens) rc = fail(IMP_E_NOTFOUND, "replay: a prefix isn't stored whole");
     if (rc == 0) rc = imp_load_begin(lease, &opts, &load);
     if (rc == 0) rc = load_all(r, load, prefix, question, start);
@@ -356,7 +363,8 @@ int replay_ask(replay_session *r, uint32_t prefix, uint32_t question, replay_ans
 
 /* --------------------------------------------------------------------------------------------------- requests ---- */
 
-void replay_zipf(uint32_t n_prefixes, uint32_t n_questions, double exponent, uint64_t seed, replay_request *out, size_t n)
+void replay_zipf(uint32_t n_prefixes, uint32_t n_questions, double exponent, uint64_t seed, replay_request *out,
+                 size_t n)
 {
     double all = 0;
     for (uint32_t i = 0; i < n_prefixes; i++) all += pow(i + 1.0, -exponent);

@@ -3,14 +3,14 @@
  *
  *     t ─► before(l): queries known ─► select ─► scores ─► gather, bus ─► after(l) ─► next layer ... ─► logits
  *
- * before and after are the roofline's (profile.h), slept or passed on the store's virtual clock. What the library itself
- * does takes as long as it takes, or no time on the virtual clock; scoring takes at least what the device would need. The
- * bus is a device of its own that works in the order of layers: rows that don't wait for a choice may cross it at once,
- * others when they are chosen; what the device tier holds doesn't cross it.
+ * before and after are the roofline's (profile.h), slept or passed on the store's virtual clock. What the library
+ * itself does takes as long as it takes, or no time on the virtual clock; scoring takes at least what the device would
+ * need. The bus is a device of its own that works in the order of layers: rows that don't wait for a choice may cross
+ * it at once, others when they are chosen; what the device tier holds doesn't cross it.
  *
- * `scale` is how much smaller rows are than the model's: bytes per token, tiers and the disk's rate shrink together, so that
- * all times stay those of the full size. Reads get smaller too: at 1/16 a chunk of 64 tokens of OPT-30B is 56 KiB instead of
- * 896. Figures are given in full size.
+ * `scale` is how much smaller rows are than the model's: bytes per token, tiers and the disk's rate shrink together, so
+ * that all times stay those of the full size. Reads get smaller too: at 1/16 a chunk of 64 tokens of OPT-30B is 56 KiB
+ * instead of 896. Figures are given in full size.
  */
 #ifndef REPLAY_ENGINE_H
 #define REPLAY_ENGINE_H
@@ -46,8 +46,8 @@ typedef struct replay_system {
 /* 0, or IMP_E_ARG with a line: a scale that leaves no whole dimensions, no prefixes, ... */
 int replay_setup_check(const replay_setup *s);
 
-/* Make a store in `dir` for systems with these switches, with all prefixes. `progress` may be NULL; where it returns false
- * that is the end of it, with IMP_E_BUSY. */
+/* Make a store in `dir` for systems with these switches, with all prefixes. `progress` may be NULL; where it returns
+ * false that is the end of it, with IMP_E_BUSY. */
 int replay_fill(const replay_setup *s, const imp_switches *switches, const char *dir,
                 bool (*progress)(double share, void *user), void *user);
 
@@ -87,6 +87,7 @@ int replay_reorder(replay_session *r);
 typedef struct replay_request {
     uint32_t prefix, question;
 } replay_request;
-void replay_zipf(uint32_t n_prefixes, uint32_t n_questions, double exponent, uint64_t seed, replay_request *out, size_t n);
+void replay_zipf(uint32_t n_prefixes, uint32_t n_questions, double exponent, uint64_t seed, replay_request *out,
+                 size_t n);
 
 #endif

@@ -33,7 +33,10 @@ float replay_f32(uint16_t h)
     return h & 0x8000 ? -f : f;
 }
 
-const replay_patterns *replay_keys_set(const replay_keys *k, uint32_t prefix) { return &k->patterns[prefix % k->n_sets]; }
+const replay_patterns *replay_keys_set(const replay_keys *k, uint32_t prefix)
+{
+    return &k->patterns[prefix % k->n_sets];
+}
 
 uint32_t replay_keys_token(const replay_keys *k, uint32_t prefix, uint32_t token)
 {
@@ -52,7 +55,8 @@ uint32_t replay_keys_layer(const replay_keys *k, uint32_t prefix, uint32_t layer
 void replay_keys_fill(const replay_keys *k, uint32_t prefix, uint32_t layer, uint16_t *out)
 {
     const replay_patterns *p = replay_keys_set(k, prefix);
-    uint32_t from = replay_keys_layer(k, prefix, layer), heads = p->n_heads < k->n_kv_heads ? p->n_heads : k->n_kv_heads;
+    uint32_t from = replay_keys_layer(k, prefix, layer),
+             heads = p->n_heads < k->n_kv_heads ? p->n_heads : k->n_kv_heads;
     size_t row = (size_t)k->n_kv_heads * k->head_dim;
     double middle = log(k->n_tokens);
     memset(out, 0, k->n_tokens * row * sizeof *out);

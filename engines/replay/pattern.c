@@ -127,7 +127,8 @@ int replay_patterns_rule(uint32_t n_layers, uint32_t n_heads, uint32_t n_tokens,
     for (uint32_t l = 0; rc == 0 && l < n_layers; l++) {
         for (uint32_t q = 0; q < n_patterns; q++) {
             for (uint32_t h = 0; h < n_heads; h++) {
-                uint64_t layer = replay_mix(seed, l), head = replay_mix(layer, h + 1), question = replay_mix(head, q + 1);
+                uint64_t layer = replay_mix(seed, l), head = replay_mix(layer, h + 1),
+                         question = replay_mix(head, q + 1);
                 double sum = 0;
                 for (uint32_t t = 0; t < n_tokens; t++) {
                     double near = normal(replay_mix(layer, UINT64_C(1) << 40 | t / REPLAY_CHUNK));

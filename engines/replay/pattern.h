@@ -1,9 +1,9 @@
-/* pattern.h: which tokens of a prefix matter to which question: importance patterns, recorded from a real model or made by
- * a fixed rule. Pure, but for the file.
+/* pattern.h: which tokens of a prefix matter to which question: importance patterns, recorded from a real model or made
+ * by a fixed rule. Pure, but for the file.
  *
  * A pattern is, for each layer and head, a distribution over the prefix's tokens: the H2O column sums of one question's
- * rows, normalised. Pattern 0 is what the prefix's own last rows give (all that is known before the first question), the
- * others are questions. Kept as codes of 1/1024 of an octave: code = -1024 log2(share), at most 65535.
+ * rows, normalised. Pattern 0 is what the prefix's own last rows give (all that is known before the first question),
+ * the others are questions. Kept as codes of 1/1024 of an octave: code = -1024 log2(share), at most 65535.
  *
  * Bytes of a file, little-endian: "IMPPAT1\n", u32 n_layers, n_heads, n_tokens, n_patterns, then u16
  * codes[n_layers][n_patterns][n_heads][n_tokens].
@@ -41,19 +41,19 @@ double replay_pattern_share(uint16_t code);
 int replay_patterns_write(const replay_patterns *p, const char *path);
 int replay_patterns_read(const char *path, replay_patterns *out);
 
-/* Patterns without a model, of a seed. In a layer, for head h and question q, the logarithm of token t's share is, up to a
- * constant, 2.8 x z, with z a sum of independent normal numbers whose variances add up to 1:
+/* Patterns without a model, of a seed. In a layer, for head h and question q, the logarithm of token t's share is, up
+ * to a constant, 2.8 x z, with z a sum of independent normal numbers whose variances add up to 1:
  *
  *     .50  of the token's 64-token neighbourhood
  *     .20  of the token
  *     .23  of the token and head
  *     .07  of the token, head and question
  *
- * The first 4 tokens are sinks: 2 is added to their z. So that, at 25 %, it is as in recordings of SmolLM2-135M at 2,800
- * and 6,800 tokens of prose (there | here): two questions share .83, .88 | .84 of their tokens; heads have a Jaccard
- * similarity of .41, .48 | .42; the chosen hold .92, .95 | .95 of the mass; the important share of a chunk deviates by
- * .23, .30 | .26 from its mean, and 94, 83 | 84 % of the chunks have an important token. The constants follow from these
- * figures and from nothing else. */
+ * The first 4 tokens are sinks: 2 is added to their z. So that, at 25 %, it is as in recordings of SmolLM2-135M at
+ * 2,800 and 6,800 tokens of prose (there | here): two questions share .83, .88 | .84 of their tokens; heads have a
+ * Jaccard similarity of .41, .48 | .42; the chosen hold .92, .95 | .95 of the mass; the important share of a chunk
+ * deviates by .23, .30 | .26 from its mean, and 94, 83 | 84 % of the chunks have an important token. The constants
+ * follow from these figures and from nothing else. */
 int replay_patterns_rule(uint32_t n_layers, uint32_t n_heads, uint32_t n_tokens, uint32_t n_patterns, uint64_t seed,
                          replay_patterns *out);
 
@@ -68,9 +68,9 @@ typedef struct replay_pattern_facts {
 
 int replay_patterns_facts(const replay_patterns *p, double retention, replay_pattern_facts *out);
 
-/* Weights for a trace's uses (trace.h): a block stands for one layer's chunk of the patterns (for several, if it has more
- * than 64 tokens), drawn by its id; a request asks one of the questions, drawn by its number. The weight is the share of
- * the tokens that are among the top `retention` of that layer for that question. */
+/* Weights for a trace's uses (trace.h): a block stands for one layer's chunk of the patterns (for several, if it has
+ * more than 64 tokens), drawn by its id; a request asks one of the questions, drawn by its number. The weight is the
+ * share of the tokens that are among the top `retention` of that layer for that question. */
 int replay_pattern_weights(const replay_patterns *p, const replay_trace *t, double retention, uint64_t seed,
                            float *weights);
 

@@ -10,7 +10,8 @@ static const replay_shape shapes[] = {
     {"qwen2.5-7b", 28, 28, 4, 128, 3584, 18944, 3, 152064},
 };
 
-/* NVIDIA's data sheets: peaks of dense f16 tensor cores; the bus is PCIe 4.0 x16, of whose 31.5 GB/s copies reach 25. */
+/* NVIDIA's data sheets: peaks of dense f16 tensor cores; the bus is PCIe 4.0 x16, of whose 31.5 GB/s copies reach 25.
+ * */
 static const replay_profile profiles[] = {
     {"a100-80g", 312e12, 0.5, 2.039e12, 0.8, 25e9, 2},
     {"a100-40g", 312e12, 0.5, 1.555e12, 0.8, 25e9, 2},
@@ -18,7 +19,10 @@ static const replay_profile profiles[] = {
 };
 
 const replay_shape *replay_shape_at(size_t i) { return i < sizeof shapes / sizeof *shapes ? &shapes[i] : NULL; }
-const replay_profile *replay_profile_at(size_t i) { return i < sizeof profiles / sizeof *profiles ? &profiles[i] : NULL; }
+const replay_profile *replay_profile_at(size_t i)
+{
+    return i < sizeof profiles / sizeof *profiles ? &profiles[i] : NULL;
+}
 
 const replay_shape *replay_shape_find(const char *name)
 {
@@ -46,7 +50,8 @@ double replay_token_bytes(const replay_shape *s, const replay_profile *p)
 
 static double roof_ns(const replay_profile *p, double flops, double bytes)
 {
-    double by_flops = flops / (p->flops_per_s * p->flops_share), by_bytes = bytes / (p->memory_bytes_per_s * p->memory_share);
+    double by_flops = flops / (p->flops_per_s * p->flops_share),
+           by_bytes = bytes / (p->memory_bytes_per_s * p->memory_share);
     return 1e9 * (by_flops > by_bytes ? by_flops : by_bytes);
 }
 
@@ -75,7 +80,8 @@ double replay_logits_ns(const replay_shape *s, const replay_profile *p)
 
 double replay_score_ns(const replay_shape *s, const replay_profile *p, double n_rows, double n_tokens, double heads)
 {
-    return roof_ns(p, 2 * n_rows * n_tokens * s->n_heads * s->head_dim * heads, n_tokens * replay_row_bytes(s, p) * heads);
+    return roof_ns(p, 2 * n_rows * n_tokens * s->n_heads * s->head_dim * heads,
+                   n_tokens * replay_row_bytes(s, p) * heads);
 }
 
 double replay_compute_ns(const replay_shape *s, const replay_profile *p, double n, double n_cells)

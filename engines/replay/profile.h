@@ -1,9 +1,9 @@
 /* profile.h: how long a model's computation would take on a device: shapes of models, and a roofline. Pure arithmetic.
  *
  * An operation takes the longer of its arithmetic at the device's peak and its bytes at the memory's, each at a stated
- * efficiency. Nothing else is modelled: no launches, no imperfect overlap inside an operation. Efficiencies are one half of
- * the peak for matrix products and four fifths of the memory's bandwidth, round numbers for a well-made runtime; they were
- * chosen before any replay and are the same for all systems.
+ * efficiency. Nothing else is modelled: no launches, no imperfect overlap inside an operation. Efficiencies are one
+ * half of the peak for matrix products and four fifths of the memory's bandwidth, round numbers for a well-made
+ * runtime; they were chosen before any replay and are the same for all systems.
  */
 #ifndef REPLAY_PROFILE_H
 #define REPLAY_PROFILE_H

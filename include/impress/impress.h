@@ -615,8 +615,8 @@ int imp_sim_new(imp_cache policy, uint64_t host_bytes, uint64_t device_bytes, im
 /* Where a chunk is: 0 in no tier, 1 in the host's, 2 in the device's. */
 int imp_sim_where(const imp_sim *sim, uint64_t key);
 
-/* One use of a chunk, as a load makes it: it is counted, a chunk of the host tier may be promoted, and one that was in no
- * tier is offered to them. `share` is the share of its tokens that matter to the request (IMP_CACHE_SCORE), or its
+/* One use of a chunk, as a load makes it: it is counted, a chunk of the host tier may be promoted, and one that was in
+ * no tier is offered to them. `share` is the share of its tokens that matter to the request (IMP_CACHE_SCORE), or its
  * attention beside the average chunk's (IMP_CACHE_ATTENTION). Returns where it was before, as imp_sim_where(). */
 int imp_sim_use(imp_sim *sim, uint64_t key, uint64_t n_bytes, double share);
 
@@ -625,22 +625,22 @@ void imp_sim_free(imp_sim *sim);
 
 /* Reads of one size through the path of loads. */
 typedef struct imp_read_trial {
-    size_t struct_bytes;      /* sizeof(imp_read_trial) */
+    size_t struct_bytes;       /* sizeof(imp_read_trial) */
     imp_io_mode mode;
-    unsigned flags;           /* IMP_STORE_NO_DIRECT, or 0 */
+    unsigned flags;            /* IMP_STORE_NO_DIRECT, or 0 */
     uint64_t read_bytes_per_s; /* 0: no cap */
-    int random;               /* 0: from the start of the file to its end; 1: blocks of any place, each equally likely */
+    int random;                /* 0: from the start of the file to its end; 1: blocks of any place, equally likely */
     uint64_t seed;
-    uint32_t block_bytes;     /* a multiple of 4096 */
-    uint32_t depth;           /* reads in flight: 1..4096 */
-    uint64_t max_bytes;       /* end after so many; 0: one time the file's size */
-    uint64_t max_ns;          /* and after so long; 0: no such end */
+    uint32_t block_bytes;      /* a multiple of 4096 */
+    uint32_t depth;            /* reads in flight: 1..4096 */
+    uint64_t max_bytes;        /* end after so many; 0: one time the file's size */
+    uint64_t max_ns;           /* and after so long; 0: no such end */
 } imp_read_trial;
 
 typedef struct imp_read_figures {
     uint64_t n_reads, n_bytes, ns;
-    uint64_t cpu_ns;          /* of this process meanwhile */
-    const char *io_mode;      /* static storage */
+    uint64_t cpu_ns;     /* of this process meanwhile */
+    const char *io_mode; /* static storage */
 } imp_read_figures;
 
 /* Time reads of `file`, which holds at least one block. Sequential reads start again at the end. IMP_E_ARG, and what
@@ -648,9 +648,10 @@ typedef struct imp_read_figures {
 int imp_measure_reads(const char *file, const imp_read_trial *trial, imp_read_figures *out);
 
 /* IMP_IO_VIRTUAL: the time of a store whose reads take none but on a clock of its own. A read that is submitted now is
- * done when imp_store_opts.read_bytes_per_s says, and waiting for it moves the clock there; bytes are real. So a run with
- * modelled compute needn't be waited for: imp_store_virtual_pass() is its way to sleep. Reads of all threads count, and
- * the clock is one for all: for one load at a time. 0, and nothing, for other stores. */
+ * done when imp_store_opts.read_bytes_per_s says, and waiting for it moves the clock there; bytes are real, and come
+ * through the page cache. So a run with modelled compute needn't be waited for: imp_store_virtual_pass() is its way to
+ * sleep. Reads of all threads count, and the clock is one for all: for one load at a time. 0, and nothing, for other
+ * stores. */
 uint64_t imp_store_virtual_ns(imp_store *store);
 void imp_store_virtual_pass(imp_store *store, uint64_t until_ns); /* not earlier than that from now on */
 

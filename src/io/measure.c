@@ -23,8 +23,8 @@ typedef struct run_state {
     imp_io_queue *q;
     imp_io_file *file;
     imp_io_op *ops; /* [n_ops]: op i has the arena's block i */
-    size_t n_ops;   /* twice the depth: as many wait in the queue as are in flight, as with loads, so that it can fill up
-                       however reads overtake each other */
+    size_t n_ops; /* twice the depth: as many wait in the queue as are in flight, as with loads, so that it can fill up
+                     however reads overtake each other */
     uint64_t n_blocks, next;
     imp_rng rng;
 } run_state;
@@ -99,8 +99,10 @@ int imp_measure_reads(const char *file, const imp_read_trial *trial, imp_read_fi
     if (out) *out = (imp_read_figures){0};
     if (!file || !trial || !out || trial->struct_bytes != sizeof *trial)
         return imp_fail(IMP_E_ARG, "imp_measure_reads: file, trial or result missing");
-    if (trial->block_bytes == 0 || trial->block_bytes % BLOCK_UNIT != 0 || trial->depth == 0 || trial->depth > MAX_DEPTH)
-        return imp_fail(IMP_E_ARG, "imp_measure_reads: %u reads of %u bytes; must be a multiple of %d, at a depth of 1 to %d",
+    if (trial->block_bytes == 0 || trial->block_bytes % BLOCK_UNIT != 0 || trial->depth == 0 ||
+        trial->depth > MAX_DEPTH)
+        return imp_fail(IMP_E_ARG,
+                        "imp_measure_reads: %u reads of %u bytes; must be a multiple of %d, at a depth of 1 to %d",
                         trial->depth, trial->block_bytes, BLOCK_UNIT, MAX_DEPTH);
     if (trial->flags & ~IMP_STORE_NO_DIRECT)
         return imp_fail(IMP_E_ARG, "imp_measure_reads: unknown flags 0x%x", trial->flags);

@@ -1,5 +1,5 @@
-/* The engine on a small store: keys have the scores of their patterns, through the real scorer; rows are those that were
- * stored; virtual time tells what a wait would; both ways read the same. */
+/* The engine on a small store: keys have the scores of their patterns, through the real scorer; rows are those that
+ * were stored; virtual time tells what a wait would; both ways read the same. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -174,7 +174,8 @@ static void test_time(void **unused)
     imp_test_remove_dir(dir);
 }
 
-/* The logic of a run doesn't depend on the clock: the same bytes from the same places, all systems, tiers and a reorder. */
+/* The logic of a run doesn't depend on the clock: the same bytes from the same places, all systems, tiers and a
+ * reorder. */
 static void test_slept_and_virtual(void **unused)
 {
     (void)unused;
@@ -211,7 +212,8 @@ static void test_slept_and_virtual(void **unused)
             /* What is read ahead and then not needed may differ by what was there in time. */
             double all_a = a->bytes_read + a->host_hit_bytes + a->device_hit_bytes;
             double all_b = b->bytes_read + b->host_hit_bytes + b->device_hit_bytes;
-            if (!(fabs(all_a - all_b) < 0.1 * all_a + 1)) fail_msg("%s: %g bytes, %g in virtual time", names[n], all_a, all_b);
+            if (!(fabs(all_a - all_b) < 0.1 * all_a + 1))
+                fail_msg("%s: %g bytes, %g in virtual time", names[n], all_a, all_b);
         }
     }
     replay_patterns_free(&p);

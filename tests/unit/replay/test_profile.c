@@ -34,7 +34,8 @@ static void test_sizes(void **unused)
         assert_ptr_equal(replay_shape_find(s->name), s);
         assert_true(s->n_heads % s->n_kv_heads == 0 && s->n_heads * s->head_dim == s->width);
     }
-    for (size_t i = 0; replay_profile_at(i); i++) assert_ptr_equal(replay_profile_find(replay_profile_at(i)->name), replay_profile_at(i));
+    for (size_t i = 0; replay_profile_at(i); i++)
+        assert_ptr_equal(replay_profile_find(replay_profile_at(i)->name), replay_profile_at(i));
     assert_null(replay_shape_find("gpt"));
     assert_null(replay_profile_find(""));
 }

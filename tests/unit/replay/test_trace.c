@@ -1,5 +1,5 @@
-/* Traces against caches: Belady's optimum against all ways to keep blocks, the bound above the best of them, LRU against
- * an array with times. */
+/* Traces against caches: Belady's optimum against all ways to keep blocks, the bound above the best of them, LRU
+ * against an array with times. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -117,7 +117,8 @@ static void test_optimum(void **unused)
         assert_true(bound >= best.of[3] - 1e-9 && best.of[3] >= best.of[2]);
         bounds += bound;
         optima += best.of[3];
-        static const imp_cache all[] = {IMP_CACHE_NONE, IMP_CACHE_LRU, IMP_CACHE_LFU, IMP_CACHE_SCORE, IMP_CACHE_ATTENTION};
+        static const imp_cache all[] = {IMP_CACHE_NONE, IMP_CACHE_LRU, IMP_CACHE_LFU, IMP_CACHE_SCORE,
+                                        IMP_CACHE_ATTENTION};
         for (size_t p = 0; p < 5; p++) {
             replay_hits h;
             assert_int_equal(replay_policy(&s.t, all[p], capacity, s.weights, &h), 0);
