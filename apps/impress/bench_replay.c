@@ -321,6 +321,7 @@ static int dump(json_t *o, bool bad)
     json_decref(o);
     if (bad) return app_fail("can't write JSON to standard output");
     putchar('\n');
+    fflush(stdout); /* a system takes minutes */
     return 0;
 }
 
