@@ -30,8 +30,11 @@
     for (const [k, v] of Object.entries(attributes)) e.setAttribute(k, v);
     return e;
   };
-  const figures = (list, pairs) =>
-    list.replaceChildren(...pairs.flatMap(([k, v]) => [make("dt", k), make("dd", v)]));
+  const figures = (list, pairs) => list.replaceChildren(...pairs.map(([k, v]) => {
+    const box = make("div");
+    box.append(make("dt", k), make("dd", v));
+    return box;
+  }));
   const row = (head, cells, part) => {
     const tr = make("tr"), th = make("th", undefined, {scope: "row"});
     if (part !== undefined) th.append(make("span", undefined, {class: "swatch part-" + part, "aria-hidden": "true"}));
@@ -280,27 +283,26 @@
   /* ---- one prefix */
 
   const drawStrip = (data) => {
-    const values = data.values, n = values.length, top = Math.max(...values, 1e-9), bins = Math.min(n, 600);
+    const values = data.values, n = values.length, top = values.reduce((a, b) => Math.max(a, b), 1), bins = Math.min(n, 600);
+    const height = (v) => 86 * Math.log1p(v) / Math.log1p(top); /* the first token often has a hundred times the mean */
     let path = "";
     for (let b = 0; b < bins; b++) {
       let v = 0;
       for (let i = Math.floor(b * n / bins); i < Math.floor((b + 1) * n / bins); i++) v = Math.max(v, values[i]);
-      const h = 86 * v / top, x = 600 * b / bins, w = 600 / bins;
+      const h = height(v), x = 600 * b / bins, w = 600 / bins;
       path += `M${x.toFixed(2)} 90V${(90 - h).toFixed(2)}H${(x + Math.max(w - (bins < 300 ? 0.5 : 0), 0.5)).toFixed(2)}V90Z`;
     }
-    const shapes = [svg("path", {d: path})];
-    if (top > 1) shapes.push(svg("line", {x1: 0, x2: 600, y1: 90 - 86 / top, y2: 90 - 86 / top}));
-    $("strip").replaceChildren(...shapes);
+    $("strip").replaceChildren(svg("path", {d: path}), svg("line", {x1: 0, x2: 600, y1: 90 - height(1), y2: 90 - height(1)}));
     const order = values.map((v, i) => [v, i]).sort((a, b) => b[0] - a[0]).slice(0, TOP);
     const best = order.map(([v, i]) => `${data.first_token + i} (${v.toFixed(1)})`).join(", ");
     let sum = 0, half = 0;
     const all = values.reduce((a, b) => a + b, 0);
     for (const v of [...values].sort((a, b) => b - a)) { if (sum >= all / 2) break; sum += v; half++; }
-    const source = data.source === "requests" ? `the mean of the last of ${count(data.requests)} requests`
+    const source = data.source === "requests" ? `the mean over ${count(data.requests)} ${data.requests === 1 ? "request" : "requests"}`
       : data.source === "prefill" ? "by the prompt that it was stored with; no request chose from it yet" : "";
     const text = data.source === "none" ? "Nothing is known yet of how important its tokens are."
-      : `Importance of each token, ${source}; 1, the dashed line, is the mean of a whole prefix. Most important, by position in ` +
-        `the prompt: ${best}. Half of it all is in ${percent(half, n)} of the tokens.`;
+      : `Importance of each token on a logarithmic scale, ${source}; 1, the dashed line, is the mean of a whole prefix. The ` +
+        `most important, by position in the prompt: ${best}. Half of it all is in ${percent(half, n)} of the tokens.`;
     $("strip-note").textContent = text;
     $("strip").setAttribute("aria-label", text);
   };
@@ -348,14 +350,13 @@
   };
 
   const onDrop = () => {
-    const n = state.nodes.get(state.selected).node, dialog = $("ask");
+    const n = state.nodes.get(state.selected).node;
     $("ask-text").textContent = `Drop prefix ${n.id}, ${bytes(n.bytes)}, and everything below it?`;
-    dialog.returnValue = "no";
-    dialog.onclose = () => {
-      if (dialog.returnValue === "yes") change("drop", {node: n.id}, `Prefix ${n.id} was dropped.`);
-      else $("drop").focus();
+    $("really").onclick = () => {
+      $("ask").close();
+      change("drop", {node: n.id}, `Prefix ${n.id} was dropped.`);
     };
-    dialog.showModal();
+    $("ask").showModal();
   };
 
   /* ---- looking */
@@ -429,6 +430,7 @@
   $("tree").addEventListener("click", onTreeClick);
   $("pin").addEventListener("click", onPin);
   $("drop").addEventListener("click", onDrop);
+  $("keep").addEventListener("click", () => $("ask").close());
   setInterval(() => { if (!state.paused && !document.hidden) look(); }, LOOK_MS);
   look();
 })();
