@@ -59,7 +59,7 @@ expect 1 'everyday.val.jsonl:1: prompt of [0-9]+ tokens and choice of [0-9]+ are
 
 # Rows for each system, in the order asked for.
 fields='["accuracy", "agreement", "bytes_read", "ci_high", "ci_low", "diff_full", "fallback_layers", "identify_bytes", "kl", "mass", "model", "n", "retention", "system", "task"]'
-run=("${ev[@]}" --shots 12 --systems recomp,as,as-h2o-lru --retention 1,0.5 --out "$tmp/rows.jsonl" --json)
+run=("${ev[@]}" --shots 12 --warm 1 --systems recomp,as,as-h2o-lru --retention 1,0.5 --out "$tmp/rows.jsonl" --json)
 "${run[@]}" --limit 6 >"$tmp/1.json" 2>"$tmp/err" || fail "eval: $(cat "$tmp/err")"
 # On a slow machine a line of progress now and then.
 ! grep -vE ': [0-9]+ %  ' "$tmp/err" || fail "eval says: $(cat "$tmp/err")"
