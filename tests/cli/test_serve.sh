@@ -13,7 +13,7 @@ from serve import *
 
 secret = "zebra%d" % random.randrange(1 << 30)
 prefix = secret + " " + words(250, 3)
-s = Server("--slots", "2", "--ctx-size", "2048")
+s = Server("--slots", "2", "--ctx-size", "2048", "--system", "as")
 
 r = s.get("/health")
 ok(r.status == 200 and r.json["status"] == "ok", r)
@@ -151,7 +151,7 @@ line = [e for e in s.events("request") if e["id"] == first.headers["x-request-id
 ok(len(line) == 1 and line[0]["prompt_tokens"] == first.usage["prompt_tokens"] and line[0]["status"] == 200, line)
 
 # After a restart the prefix comes from the store, whatever the question.
-s = Server("--slots", "1", "--ctx-size", "2048")
+s = Server("--slots", "1", "--ctx-size", "2048", "--system", "as")
 r = s.complete(prefix + count(40))
 ok(r.cached >= first.usage["prompt_tokens"] - 64 - 16, r)
 ok(r.json["impress"]["way"] == "whole" and r.json["impress"]["bytes_read"] > 0, r)

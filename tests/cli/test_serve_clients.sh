@@ -9,7 +9,7 @@ timeout 800 python3 - <<'PY' || failures=1
 from serve import *
 
 # Eight clients, four slots, one prefix that is new: it is computed once.
-s = Server("--slots", "4", "--ctx-size", "1024", "--timeout", "3", "--queue", "16")
+s = Server("--slots", "4", "--ctx-size", "1024", "--system", "as", "--timeout", "3", "--queue", "16")
 prefix = words(200, 4)
 rs = at_once([lambda i=i: s.complete(prefix + count(10 * i), 4) for i in range(8)])
 ok(all(r.status == 200 for r in rs), rs)
