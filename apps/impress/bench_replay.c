@@ -27,7 +27,7 @@ typedef struct replay_settings {
     const char *shape, *profile, *systems, *scale, *trace, *dir, *record, *model, *prefix, *questions;
     opt_texts patterns;
     uint64_t data, prefixes, prefix_tokens, query_tokens, requests, warm, device_cache, host_cache, seed, n_threads;
-    double disk, zipf, retention;
+    double disk, zipf, retention, stretch;
     bool simulated, json, rows, verbose;
     switch_settings switches;
 } replay_settings;
@@ -42,6 +42,9 @@ static const opt options[] = {
     {"scale", 0, OPT_TEXT, AT(scale), "S", "rows, caches and the disk's rate are smaller by this\n(default: 1/16)",
      true},
     {"virtual", 0, OPT_FLAG, AT(simulated), NULL, "a clock of the store's own instead of waiting", true},
+    {"stretch", 0, OPT_REAL, AT(stretch), "N",
+     "slept time goes N times slower, and figures are divided, so\nthat this processor counts for less (default: 1)",
+     true},
     {"data", 0, OPT_SIZE, AT(data), "SIZE", "KV of all prefixes, in full size (default: 60G)", true},
     {"prefixes", 0, OPT_COUNT, AT(prefixes), "N", "so many prefixes instead", true},
     {"prefix-tokens", 0, OPT_COUNT, AT(prefix_tokens), "N", "of each (default: 5000)", true},
@@ -156,6 +159,7 @@ static int plan_setup(replay_bench *b)
     p->device_bytes = (double)s->device_cache;
     p->host_bytes = (double)s->host_cache;
     p->simulated = s->simulated;
+    p->stretch = s->simulated ? 1 : s->stretch;
     p->patterns = b->sets;
     p->n_sets = s->patterns.n ? s->patterns.n : 1;
     if (s->requests == 0 || s->requests > 10000000 || s->warm > 10000000)
@@ -350,10 +354,10 @@ static int print_json(const replay_bench *b, const app_system *system, const rep
     char rest[32], chunk[32];
     json_t *o = common_json(b, system, "replay");
     json_t *more = json_pack(
-        "{s:I,s:I,s:I,s:f,s:f,s:f,s:f,s:s,s:s,s:s,s:I}", "prefixes", (json_int_t)p->n_prefixes, "requests",
+        "{s:I,s:I,s:I,s:f,s:f,s:f,s:f,s:f,s:s,s:s,s:s,s:I}", "prefixes", (json_int_t)p->n_prefixes, "requests",
         (json_int_t)b->s->requests, "warm", (json_int_t)b->s->warm, "data_bytes",
         (double)p->n_prefixes * p->prefix_tokens * replay_token_bytes(p->shape, p->profile), "disk_bytes_per_s",
-        p->disk_bytes_per_s, "device_cache_bytes", p->device_bytes, "host_cache_bytes", p->host_bytes, "rest",
+        p->disk_bytes_per_s, "device_cache_bytes", p->device_bytes, "host_cache_bytes", p->host_bytes, "stretch", p->stretch, "rest",
         system->recompute ? "-" : switch_value(system, SWITCH_REST, rest), "chunk",
         system->recompute ? "-" : switch_value(system, SWITCH_CHUNK, chunk), "patterns",
         b->s->patterns.n ? b->s->patterns.items[0] : "rule", "seed", (json_int_t)b->s->seed);
@@ -513,7 +517,8 @@ int bench_replay(int argc, char **argv)
                          .device_cache = (uint64_t)10 << 30,
                          .host_cache = (uint64_t)32 << 30,
                          .retention = 0.25,
-                         .seed = 1};
+                         .seed = 1,
+                         .stretch = 1};
     int n_positional;
     int rc = opt_parse(&bench_replay_command, argc, argv, &s, &n_positional);
     if (rc) return rc == 1 ? 0 : rc;

@@ -45,6 +45,7 @@ int replay_setup_check(const replay_setup *s)
     if (s->n_prefixes == 0 || s->n_prefixes > 1u << 20) return fail(IMP_E_ARG, "replay: no prefixes, or too many");
     if (s->prefix_tokens < 2 * REPLAY_CHUNK || s->prefix_tokens > 1u << 17)
         return fail(IMP_E_ARG, "replay: prefixes have 128 to 131072 tokens");
+    if (!(s->stretch >= 1) || s->stretch > 1000) return fail(IMP_E_ARG, "replay: time is stretched by 1 to 1000");
     if (s->query_tokens == 0 || s->query_tokens > 65536)
         return fail(IMP_E_ARG, "replay: questions have 1 to 65536 tokens");
     if (!(s->disk_bytes_per_s >= 1) || !(s->device_bytes >= 0) || !(s->host_bytes >= 0))
@@ -66,7 +67,7 @@ static int open_store(const replay_setup *s, const imp_switches *switches, const
     if (filling) return imp_store_open(dir, &o, out);
     o.host_cache_bytes = (uint64_t)(s->host_bytes * s->scale);
     o.device_cache_bytes = (uint64_t)(s->device_bytes * s->scale);
-    o.read_bytes_per_s = (uint64_t)(s->disk_bytes_per_s * s->scale) + 1;
+    o.read_bytes_per_s = (uint64_t)(s->disk_bytes_per_s * s->scale / s->stretch) + 1;
     if (s->simulated) o.io_mode = IMP_IO_VIRTUAL;
     return imp_store_open(dir, &o, out);
 }
@@ -260,7 +261,7 @@ static void transfer(const replay_session *r, bus *b, double from_ns, double n_b
     double spare = b->spared - b->taken < n_bytes ? b->spared - b->taken : n_bytes;
     b->taken += spare;
     if (b->free_ns < from_ns) b->free_ns = from_ns;
-    b->free_ns += replay_bus_ns(r->s->profile, n_bytes - spare);
+    b->free_ns += r->s->stretch * replay_bus_ns(r->s->profile, n_bytes - spare);
 }
 
 static int load_layer(replay_session *r, imp_load *load, uint32_t prefix, uint32_t l, const imp_query *query,
@@ -282,7 +283,7 @@ static int load_layer(replay_session *r, imp_load *load, uint32_t prefix, uint32
         double keys = r->system->switches.identify == IMP_IDENTIFY_SKETCH ? 1.0 / 16 : scores; /* bytes of a key */
         transfer(r, b, start_ns, keys * n * row);
         pass(r, b->free_ns);
-        pass(r, now_ns(r) - own + replay_score_ns(s->shape, s->profile, SCORED_ROWS, n, scores));
+        pass(r, now_ns(r) - own + s->stretch * replay_score_ns(s->shape, s->profile, SCORED_ROWS, n, scores));
     }
     double chosen_ns = now_ns(r);
     const imp_dst dst = {.k = r->k, .v = r->v, .k_stride = r->row_bytes, .v_stride = r->row_bytes};
@@ -306,7 +307,8 @@ static int load_all(replay_session *r, imp_load *load, uint32_t prefix, uint32_t
     const replay_setup *s = r->s;
     bus b = {.free_ns = start_ns};
     double n = s->query_tokens, k = (double)imp_load_count(load), at = now_ns(r);
-    double before = replay_before_ns(s->shape, s->profile, n), after = replay_after_ns(s->shape, s->profile, n, k);
+    double before = s->stretch * replay_before_ns(s->shape, s->profile, n);
+    double after = s->stretch * replay_after_ns(s->shape, s->profile, n, k);
     replay_keys_query(&r->keys, prefix, question, 0, s->shape->n_heads, r->query);
     const imp_query query = {.q = r->query, .row_stride = (size_t)s->shape->n_heads * r->keys.head_dim,
                              .head_stride = r->keys.head_dim, .n_rows = 1, .n_heads = s->shape->n_heads, .scale = 1};
@@ -316,7 +318,7 @@ static int load_all(replay_session *r, imp_load *load, uint32_t prefix, uint32_t
         if (rc < 0) return rc;
         at = now_ns(r) + after;
     }
-    pass(r, at + replay_logits_ns(s->shape, s->profile));
+    pass(r, at + s->stretch * replay_logits_ns(s->shape, s->profile));
     return 0;
 }
 
@@ -345,12 +347,12 @@ int replay_ask(replay_session *r, uint32_t prefix, uint32_t question, replay_ans
     if (rc == 0 && info.n_matched < s->prefix_tokens) rc = fail(IMP_E_NOTFOUND, "replay: a prefix isn't stored whole");
     if (rc == 0) rc = imp_load_begin(lease, &opts, &load);
     if (rc == 0) rc = load_all(r, load, prefix, question, start);
-    out->ttft_ns = now_ns(r) - start;
+    out->ttft_ns = (now_ns(r) - start) / s->stretch;
     out->n_loaded = (uint32_t)imp_load_count(load);
     imp_load_end(load, &stats);
     imp_lease_release(lease);
     out->compute_ns = replay_compute_ns(s->shape, s->profile, s->query_tokens, out->n_loaded);
-    out->io_wait_ns = s->simulated ? 0 : (double)stats.io_wait_ns;
+    out->io_wait_ns = s->simulated ? 0 : (double)stats.io_wait_ns / s->stretch;
     out->bytes_read = (double)stats.bytes_read / s->scale;
     out->identify_bytes = (double)stats.identify_bytes / s->scale;
     out->host_hit_bytes = (double)stats.host_hit_bytes / s->scale;

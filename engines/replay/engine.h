@@ -33,6 +33,8 @@ typedef struct replay_setup {
     uint64_t seed;
     double disk_bytes_per_s, device_bytes, host_bytes; /* in full size */
     bool simulated;           /* virtual time, through the page cache */
+    double stretch;           /* slept time goes so much slower, the disk too, so that what the processor does, which isn't
+                                 the modelled device's to do, counts for less; figures are divided again. 1: real time */
 } replay_setup;
 
 typedef struct replay_system {

@@ -215,6 +215,7 @@ int imp_io_new(const char *dir, imp_io_mode mode, unsigned flags, uint64_t read_
     io->must_uring = mode == IMP_IO_URING;
     io->simulated = mode == IMP_IO_VIRTUAL && !(flags & IMP_STORE_MEMORY);
     imp_io_limit_init(&io->limit, read_bytes_per_s);
+    if (io->simulated) io->limit.burst_ns = 0; /* nobody comes late for the next read */
     io->dir = imp_strdup(dir);
     if (io->dir && (flags & IMP_STORE_MEMORY)) {
         io->alignment = FINE;
