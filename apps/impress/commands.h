@@ -15,9 +15,11 @@ int cmd_verify(int argc, char **argv);
 int cmd_rm(int argc, char **argv);
 int cmd_gc(int argc, char **argv);
 int cmd_pin(int argc, char **argv);
+int cmd_warm(int argc, char **argv);
+int cmd_diff(int argc, char **argv);
 
 extern const opt_command systems_command, bench_command;
 extern const opt_command run_command, serve_command, eval_command, ls_command, stat_command, verify_command, rm_command,
-    gc_command, pin_command;
+    gc_command, pin_command, warm_command, diff_command;
 
 #endif

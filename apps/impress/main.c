@@ -18,6 +18,8 @@ static const struct {
     {&serve_command, "serve a model with OpenAI's API, prefixes from the store", cmd_serve},
     {&eval_command, "accuracy of the systems on multiple-choice questions", cmd_eval},
     {&bench_command, "measure: time to the first token, reads, caches", cmd_bench},
+    {&warm_command, "compute and store prefixes before anybody asks", cmd_warm},
+    {&diff_command, "the first token in which two prompts differ, and its cost", cmd_diff},
     {&systems_command, "list the systems and what each is made of", cmd_systems},
     {&ls_command, "list what a store holds", cmd_ls},
     {&stat_command, "sizes and counts of a store", cmd_stat},

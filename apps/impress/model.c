@@ -58,7 +58,7 @@ static bool on_load_progress(float share, void *user)
     return true;
 }
 
-int app_model_load(const char *path, bool verbose, struct llama_model **out)
+static int load(const char *path, bool verbose, bool vocabulary, struct llama_model **out)
 {
     *out = NULL;
     show_all = verbose;
@@ -78,6 +78,7 @@ int app_model_load(const char *path, bool verbose, struct llama_model **out)
     llama_backend_init();
     text_progress progress = {.label = "loading the model"};
     struct llama_model_params params = llama_model_default_params();
+    params.vocab_only = vocabulary;
     params.progress_callback = on_load_progress;
     params.progress_callback_user_data = &progress;
     struct llama_model *model = llama_model_load_from_file(path, params);
@@ -86,6 +87,16 @@ int app_model_load(const char *path, bool verbose, struct llama_model **out)
         return app_fail("the model %s can't be loaded: %s", path, last_error[0] ? last_error : "no reason given");
     *out = model;
     return 0;
+}
+
+int app_model_load(const char *path, bool verbose, struct llama_model **out)
+{
+    return load(path, verbose, false, out);
+}
+
+int app_vocabulary_load(const char *path, bool verbose, struct llama_model **out)
+{
+    return load(path, verbose, true, out);
 }
 
 int app_model_unchanged(const char *path)

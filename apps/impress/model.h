@@ -17,6 +17,9 @@ void app_log_show(bool verbose);
  * Returns 0 or an exit code. */
 int app_model_load(const char *path, bool verbose, struct llama_model **out);
 
+/* The same, of the vocabulary and what the file says about itself alone: for turning texts into tokens. */
+int app_vocabulary_load(const char *path, bool verbose, struct llama_model **out);
+
 /* 0 if `path` is still the file that app_model_load() read; else 1 after a line: its bytes could be taken for those of
  * the model in memory. */
 int app_model_unchanged(const char *path);

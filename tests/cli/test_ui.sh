@@ -101,6 +101,8 @@ ok(focused() != item, "End goes to the last")
 b.key("Home")
 ok(focused() == first, "Home to the first")
 b.key("ArrowDown")
+b.key("ArrowRight")
+ok(b.eval("document.activeElement.getAttribute('aria-expanded')") == "true", "its questions below it")
 
 # Light, dark, narrow, still: the rules hold in each.
 shots = os.environ.get("UI_SHOTS")

@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "api.h"
+#include "stored.h"
 #include "text.h"
 
 enum { LOOK_MS = 200 };
@@ -339,23 +340,6 @@ static job_end wait_for(const api *a, const http_request *r, job *j)
     return end;
 }
 
-/* Tokens of the job's prompt that are on disk now, and the node of the last of them. */
-static size_t stored(const job *j, uint64_t *node)
-{
-    imp_lease *lease = NULL;
-    imp_prefix_info info = {0};
-    /* One token more: a match leaves out the last. */
-    llama_token *tokens = j->space ? malloc((j->n_tokens + 1) * sizeof *tokens) : NULL;
-    *node = 0;
-    if (!tokens) return 0;
-    memcpy(tokens, j->tokens, j->n_tokens * sizeof *tokens);
-    tokens[j->n_tokens] = 0;
-    if (imp_prefix_acquire(j->space, tokens, j->n_tokens + 1, 0, &lease, &info) == 0) *node = info.node;
-    imp_lease_release(lease);
-    free(tokens);
-    return info.n_matched < j->n_tokens ? info.n_matched : j->n_tokens;
-}
-
 static void reply_warmed(const api *a, http_request *r, job *j, bool pin, http_reply *out)
 {
     oai_error e = {0};
@@ -375,7 +359,7 @@ static void reply_warmed(const api *a, http_request *r, job *j, bool pin, http_r
     char line[256];
     snprintf(line, sizeof line, "%s", note);
     uint64_t node;
-    size_t n = stored(j, &node);
+    size_t n = app_stored_tokens(j->space, j->tokens, j->n_tokens, &node);
     int rc = pin && node ? imp_store_pin(a->store, node, 1) : 0;
     if (rc < 0) {
         fail_status(out, rc);
