@@ -263,8 +263,8 @@ INLINE void load4(imp_type type, const void *row, size_t first, size_t n, float 
 
 /* ---- keys */
 
-void imp_rows_k8_encode(imp_type type, const void *rows, size_t stride, size_t n_tokens, size_t n, int8_t *codes,
-                        uint16_t *scales)
+static void k8_encode(imp_type type, const void *rows, size_t stride, size_t n_tokens, size_t n, int8_t *codes,
+                      uint16_t *scales)
 {
     for (size_t first = 0; first < n; first += STRIPE) {
         size_t m = n - first < STRIPE ? n - first : STRIPE;
@@ -284,7 +284,7 @@ void imp_rows_k8_encode(imp_type type, const void *rows, size_t stride, size_t n
     }
 }
 
-void imp_rows_k8_decode(imp_type type, const int8_t *codes, const uint16_t *scales, size_t n, void *row)
+static void k8_decode(imp_type type, const int8_t *codes, const uint16_t *scales, size_t n, void *row)
 {
     for (size_t first = 0; first < n; first += STRIPE) {
         size_t m = n - first < STRIPE ? n - first : STRIPE;
@@ -360,9 +360,9 @@ static void k4_decode(imp_type type, const uint8_t *codes, const uint16_t *scale
 
 /* ---- values */
 
-size_t imp_rows_v8_bytes(size_t n) { return n + (n + BLOCK - 1) / BLOCK * 2; }
+static size_t v8_bytes(size_t n) { return n + (n + BLOCK - 1) / BLOCK * 2; }
 
-void imp_rows_v8_encode(imp_type type, const void *row, size_t n, void *out)
+static void v8_encode(imp_type type, const void *row, size_t n, void *out)
 {
     unsigned char *o = out;
     for (size_t first = 0; first < n; first += STRIPE) {
@@ -390,7 +390,7 @@ void imp_rows_v8_encode(imp_type type, const void *row, size_t n, void *out)
     }
 }
 
-void imp_rows_v8_decode(imp_type type, const void *in, size_t n, void *row)
+static void v8_decode(imp_type type, const void *in, size_t n, void *row)
 {
     const unsigned char *p = in;
     for (size_t first = 0; first < n; first += STRIPE) {
@@ -494,7 +494,7 @@ size_t imp_rows_value_bytes(imp_rest rest, imp_type type, size_t n)
 {
     switch (rest) {
     case IMP_REST_RAW: return imp_type_bytes(type, n);
-    case IMP_REST_Q8: return imp_rows_v8_bytes(n);
+    case IMP_REST_Q8: return v8_bytes(n);
     case IMP_REST_K8V4:
     case IMP_REST_Q4: return v4_bytes(n);
     }
@@ -517,7 +517,7 @@ void imp_rows_keys_encode(imp_rest rest, imp_type type, const void *rows, size_t
     } else if (rest == IMP_REST_Q4) {
         k4_encode(type, rows, stride, n_tokens, n, codes, scales);
     } else {
-        imp_rows_k8_encode(type, rows, stride, n_tokens, n, codes, scales);
+        k8_encode(type, rows, stride, n_tokens, n, codes, scales);
     }
 }
 
@@ -528,7 +528,7 @@ void imp_rows_key_decode(imp_rest rest, imp_type type, const void *codes, const 
     } else if (rest == IMP_REST_Q4) {
         k4_decode(type, codes, scales, n, row);
     } else {
-        imp_rows_k8_decode(type, codes, scales, n, row);
+        k8_decode(type, codes, scales, n, row);
     }
 }
 
@@ -537,7 +537,7 @@ void imp_rows_value_encode(imp_rest rest, imp_type type, const void *row, size_t
     if (rest == IMP_REST_RAW) {
         memcpy(out, row, imp_type_bytes(type, n));
     } else if (rest == IMP_REST_Q8) {
-        imp_rows_v8_encode(type, row, n, out);
+        v8_encode(type, row, n, out);
     } else {
         v4_encode(type, row, n, out);
     }
@@ -548,7 +548,7 @@ void imp_rows_value_decode(imp_rest rest, imp_type type, const void *in, size_t 
     if (rest == IMP_REST_RAW) {
         memcpy(row, in, imp_type_bytes(type, n));
     } else if (rest == IMP_REST_Q8) {
-        imp_rows_v8_decode(type, in, n, row);
+        v8_decode(type, in, n, row);
     } else {
         v4_decode(type, in, n, row);
     }

@@ -140,9 +140,9 @@ static bool right_row(const imp_seg_meta *m, bool value, const unsigned char *at
     uint16_t got[WORLD_ROW / 2];
     if (m->rest == IMP_REST_RAW) return memcmp(at, want, WORLD_ROW) == 0;
     if (value) {
-        imp_rows_v8_decode(IMP_TYPE_F16, at, n, got);
+        imp_rows_value_decode(m->rest, IMP_TYPE_F16, at, n, got);
     } else {
-        imp_rows_k8_decode(IMP_TYPE_F16, (const int8_t *)at, (const uint16_t *)(const void *)scales, n, got);
+        imp_rows_key_decode(m->rest, IMP_TYPE_F16, at, (const uint16_t *)(const void *)scales, n, got);
     }
     return close_to(got, want, value);
 }
