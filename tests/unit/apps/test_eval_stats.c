@@ -101,11 +101,11 @@ static void test_interval_drawn(void **unused)
 static void test_summary(void **unused)
 {
     (void)unused;
-    /*                               answer sum norm kl   mass identify read */
-    const eval_outcome reference[] = {{0, 0, 1, 0, 1, 0, 100}, {1, 1, 1, 0, 1, 0, 100}, {1, 0, 1, 0, 1, 0, 100},
-                                      {3, 2, 0, 0, 1, 0, 100}};
-    const eval_outcome system[] = {{0, 1, 0, 0.5, 0.5, 8, 40}, {1, 1, 1, 0, 0.75, 8, 40}, {1, 1, 0, 0.25, 1, 8, 48},
-                                   {3, 2, 3, 0.25, 0.75, 8, 40}};
+    /* answer, sum, norm, KL, mass, identify, read, selected, fallback */
+    const eval_outcome reference[] = {{0, 0, 1, 0, 1, 0, 100, 0, 0}, {1, 1, 1, 0, 1, 0, 100, 0, 0},
+                                      {1, 0, 1, 0, 1, 0, 100, 0, 0}, {3, 2, 0, 0, 1, 0, 100, 0, 0}};
+    const eval_outcome system[] = {{0, 1, 0, 0.5, 0.5, 8, 40, 0, 0}, {1, 1, 1, 0, 0.75, 8, 40, 0, 0},
+                                   {1, 1, 0, 0.25, 1, 8, 48, 0, 0}, {3, 2, 3, 0.25, 0.75, 8, 40, 0, 0}};
     const eval_outcome *r[4], *s[4];
     for (size_t i = 0; i < 4; i++) r[i] = &reference[i], s[i] = &system[i];
     eval_summary sum, norm;
