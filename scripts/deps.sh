@@ -1,15 +1,19 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that building, testing and the demo need and that are missing.
 # As root it installs them; as another user it says which ones to install, and exits 1.
-# usage: deps.sh [--check]      --check: never install, only say what is missing
+# usage: deps.sh [--check] [--ui]      --check: never install, only say what is missing
+#                                      --ui: also the browser that tests the server's page
 set -euo pipefail
 
 check_only=0
-case ${1:-} in
-    '') ;;
-    --check) check_only=1 ;;
-    *) sed -n 2,4p "$0"; exit 2 ;;
-esac
+browser=0
+for argument; do
+    case $argument in
+        --check) check_only=1 ;;
+        --ui) browser=1 ;;
+        *) sed -n 2,5p "$0"; exit 2 ;;
+    esac
+done
 
 missing=()
 need() { # package command...: the package is needed unless the command succeeds
@@ -54,6 +58,9 @@ sanitizer_package() {
     echo "libclang-rt-${v:-14}-dev"
 }
 need "$(sanitizer_package)" compiles -fsanitize=address <<<'int main(void) { return 0; }'
+
+chromium() { command -v chromium-headless-shell || command -v chromium || command -v chromium-browser; }
+[ $browser -eq 0 ] || need chromium-headless-shell chromium
 
 if [ ${#missing[@]} -eq 0 ]; then
     echo "== system packages: all there"
