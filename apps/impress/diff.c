@@ -50,7 +50,7 @@ typedef struct side {
     const char *path;
     char *text; /* [n_bytes] */
     size_t n_bytes;
-    app_prompt prompt; /* of which n_prefix tokens count */
+    app_prompt prompt;         /* of which n_prefix tokens count */
     size_t byte, line, column; /* of the difference */
     bool guessed;              /* the tokens don't spell the text: where the bytes differ */
     size_t n_stored;
@@ -117,8 +117,10 @@ static int locate(comparison *c, side *e, const side *other)
     free(spelt);
     e->line = e->column = 1;
     for (size_t i = 0; i < e->byte; i++) {
-        if (e->text[i] == '\n') e->line++, e->column = 1;
-        else e->column += ((unsigned char)e->text[i] & 0xC0) != 0x80;
+        if (e->text[i] == '\n')
+            e->line++, e->column = 1;
+        else
+            e->column += ((unsigned char)e->text[i] & 0xC0) != 0x80;
     }
     return 0;
 }
@@ -155,7 +157,8 @@ static uint64_t token_bytes(const struct llama_model *model, bool q8)
     if (llama_model_meta_val_str(model, "general.architecture", arch, sizeof arch) < 0) return 0;
     uint64_t n_layers = meta(model, arch, "block_count", 0), width = meta(model, arch, "embedding_length", 0);
     for (size_t l = 0; l < n_layers && l < 4096; l++) {
-        uint64_t heads = meta(model, arch, "attention.head_count", l), kv = meta(model, arch, "attention.head_count_kv", l);
+        uint64_t heads = meta(model, arch, "attention.head_count", l),
+                 kv = meta(model, arch, "attention.head_count_kv", l);
         uint64_t k = meta(model, arch, "attention.key_length", 0), v = meta(model, arch, "attention.value_length", 0);
         if (kv == 0) kv = heads;
         if (k == 0 && heads > 0) k = width / heads;
@@ -208,18 +211,33 @@ static int look_into_store(comparison *c)
 
 /* ---- what is told */
 
-/* A token's text, with what a terminal would obey spelt out. */
+/* Bytes of the character that s[n] begins with; 0: it is cut off, or none, or one that a terminal would obey. */
+static size_t printable(const char *s, size_t n)
+{
+    unsigned char first = (unsigned char)s[0];
+    size_t need = first < 0x80 ? 1 : first < 0xC2 ? 0 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : first < 0xF5 ? 4 : 0;
+    if (need == 0 || need > n || first < 0x20 || first == 0x7F) return 0;
+    for (size_t i = 1; i < need; i++)
+        if (((unsigned char)s[i] & 0xC0) != 0x80) return 0;
+    bool is_control = first == 0xC2 && (unsigned char)s[1] < 0xA0;
+    return is_control ? 0 : need;
+}
+
+/* A token's text, other bytes spelt out. */
 static void show_token(const struct llama_model *model, llama_token token)
 {
     char buf[512];
     size_t n = piece(model, token, buf, sizeof buf);
-    for (size_t i = 0; i < n; i++) {
-        unsigned char ch = (unsigned char)buf[i];
-        if (ch == '\n') printf("\\n");
-        else if (ch == '\t') printf("\\t");
-        else if (ch < 0x20 || ch == 0x7F || (ch == 0xC2 && i + 1 < n && ((unsigned char)buf[i + 1] & 0xE0) == 0x80))
-            printf("\\x%02x", ch);
-        else putchar(ch);
+    for (size_t i = 0, width; i < n; i += width ? width : 1) {
+        width = printable(buf + i, n - i);
+        if (width)
+            printf("%.*s", (int)width, buf + i);
+        else if (buf[i] == '\n')
+            printf("\\n");
+        else if (buf[i] == '\t')
+            printf("\\t");
+        else
+            printf("\\x%02x", (unsigned)(unsigned char)buf[i]);
     }
 }
 
@@ -251,7 +269,8 @@ static void show(const comparison *c)
     printf("shared: %zu tokens", c->n_shared);
     for (int i = 0; i < 2; i++)
         if (c->sides[i].prompt.n_prefix > 0)
-            printf(", %.1f %% of %s", 100.0 * (double)c->n_shared / (double)c->sides[i].prompt.n_prefix, c->sides[i].path);
+            printf(", %.1f %% of %s", 100.0 * (double)c->n_shared / (double)c->sides[i].prompt.n_prefix,
+                   c->sides[i].path);
     if (c->token_bytes) printf("; KV of %s", text_bytes(c->n_shared * c->token_bytes, bytes));
     putchar('\n');
     for (int i = 0; i < 2 && !c->same; i++) {
@@ -261,7 +280,8 @@ static void show(const comparison *c)
         putchar('\n');
     }
     for (int i = 0; i < 2 && c->looked; i++)
-        printf("stored: %zu of %zu tokens of %s\n", c->sides[i].n_stored, c->sides[i].prompt.n_prefix, c->sides[i].path);
+        printf("stored: %zu of %zu tokens of %s\n", c->sides[i].n_stored, c->sides[i].prompt.n_prefix,
+               c->sides[i].path);
 }
 
 static json_t *side_json(const comparison *c, const side *e)
@@ -284,15 +304,16 @@ static int show_json(const comparison *c)
                           c->same ? json_null() : json_integer((json_int_t)c->n_shared), "shared_tokens",
                           (json_int_t)c->n_shared, "token_kv_bytes",
                           c->token_bytes ? json_integer((json_int_t)c->token_bytes) : json_null(), "shared_kv_bytes",
-                          c->token_bytes ? json_integer((json_int_t)(c->token_bytes * c->n_shared)) : json_null(), "files",
-                          side_json(c, &c->sides[0]), side_json(c, &c->sides[1]));
+                          c->token_bytes ? json_integer((json_int_t)(c->token_bytes * c->n_shared)) : json_null(),
+                          "files", side_json(c, &c->sides[0]), side_json(c, &c->sides[1]));
     return report_print_json(o);
 }
 
 static int check(const diff_settings *s, int n_positional, char **argv)
 {
     if (n_positional != 2) return opt_misuse(&diff_command, "wants two files");
-    if (!strcmp(argv[1], "-") && !strcmp(argv[2], "-")) return opt_misuse(&diff_command, "standard input can't be both");
+    if (!strcmp(argv[1], "-") && !strcmp(argv[2], "-"))
+        return opt_misuse(&diff_command, "standard input can't be both");
     if (!s->model) return opt_misuse(&diff_command, "no model: -m MODEL.gguf");
     if (s->special && !s->raw) return opt_misuse(&diff_command, "--special goes with --raw");
     if (s->store.dir && !store_settings_dir(&s->store)) return opt_misuse(&diff_command, "`none` is no store");
@@ -315,8 +336,10 @@ int cmd_diff(int argc, char **argv)
     if (rc == 0) rc = compare(&c);
     if (rc == 0) c.token_bytes = token_bytes(c.model, s.cache_type && !strcmp(s.cache_type, "q8_0"));
     if (rc == 0 && s.store.dir) rc = look_into_store(&c);
-    if (rc == 0 && s.json) rc = show_json(&c);
-    else if (rc == 0) show(&c);
+    if (rc == 0 && s.json)
+        rc = show_json(&c);
+    else if (rc == 0)
+        show(&c);
     for (int i = 0; i < 2; i++) {
         app_prompt_free(&c.sides[i].prompt);
         free(c.sides[i].text);

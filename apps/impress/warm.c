@@ -27,7 +27,8 @@ static const opt options[] = {
     {"pin", 0, OPT_FLAG, AT(pin), NULL, "and keep it from eviction", true},
     {"raw", 0, OPT_FLAG, AT(raw), NULL, "no chat template, as `impress run --raw`", false},
     {"json", 0, OPT_FLAG, AT(json), NULL, "print an array, an object for each file", true},
-    {"system", 's', OPT_TEXT, AT(system), "NAME", "as `impress run`: what is stored depends on it (default: impress)", false},
+    {"system", 's', OPT_TEXT, AT(system), "NAME", "as `impress run`: what is stored depends on it (default: impress)",
+     false},
     STORE_OPTS(warm_settings),
     {"salt", 0, OPT_TEXT, AT(salt), "TEXT", "keep apart from prefixes stored under another salt", false},
     {"threads", 't', OPT_COUNT, AT(n_threads), "N", "threads (default: one a core)", false},
@@ -95,7 +96,8 @@ static int open_context(warming *w, const app_system *system)
     for (size_t i = 0; i < w->n_prompts; i++)
         if (w->prompts[i].n > longest) longest = w->prompts[which = i].n;
     if (longest > trained)
-        return app_fail("%s: %zu tokens are more than the model's context of %zu", s->files.items[which], longest, trained);
+        return app_fail("%s: %zu tokens are more than the model's context of %zu", s->files.items[which], longest,
+                        trained);
     imp_llama_params params;
     imp_llama_params_init(&params);
     params.store = w->store;

@@ -24,9 +24,15 @@ static void fail(http_reply *out, int status, const char *code, const char *para
 /* Of a call of the library. */
 static void fail_status(http_reply *out, int64_t rc)
 {
-    int status = rc == IMP_E_NOTFOUND ? 404 : rc == IMP_E_BUSY ? 503 : rc == IMP_E_FULL ? 507 : rc == IMP_E_PERM ? 403 : 500;
-    static const char *const codes[] = {[-IMP_E_NOTFOUND] = "no_such_prefix", [-IMP_E_BUSY] = "store_busy",
-                                        [-IMP_E_FULL] = "store_full", [-IMP_E_PERM] = "read_only"};
+    int status = rc == IMP_E_NOTFOUND ? 404
+                 : rc == IMP_E_BUSY   ? 503
+                 : rc == IMP_E_FULL   ? 507
+                 : rc == IMP_E_PERM   ? 403
+                                      : 500;
+    static const char *const codes[] = {[-IMP_E_NOTFOUND] = "no_such_prefix",
+                                        [-IMP_E_BUSY] = "store_busy",
+                                        [-IMP_E_FULL] = "store_full",
+                                        [-IMP_E_PERM] = "read_only"};
     size_t i = (size_t)-rc;
     const char *code = i < sizeof codes / sizeof *codes && codes[i] ? codes[i] : "store_failed";
     fail(out, status, code, NULL, imp_last_error());
@@ -37,8 +43,10 @@ static void fail_status(http_reply *out, int64_t rc)
 static void add_json(oai_buffer *b, json_t *value)
 {
     char *text = value ? json_dumps(value, JSON_COMPACT) : NULL;
-    if (text) oai_buffer_add(b, text, strlen(text));
-    else b->failed = true;
+    if (text)
+        oai_buffer_add(b, text, strlen(text));
+    else
+        b->failed = true;
     free(text);
     json_decref(value);
 }
@@ -50,9 +58,13 @@ static void reply_json(http_reply *out, json_t *value)
     oai_buffer_add(&out->body, "\n", 1);
 }
 
-static json_int_t whole(uint64_t n) { return (json_int_t)n; }
+static json_int_t whole(uint64_t n)
+{
+    return (json_int_t)n;
+}
 
-/* ------------------------------------------------------------------------------------------------ what is there ---- */
+/* ------------------------------------------------------------------------------------------------ what is there ----
+ */
 
 static json_t *tier_json(const char *name, uint64_t bytes, uint64_t limit)
 {
@@ -71,7 +83,8 @@ static void get_stats(const api *a, http_reply *out)
             return;
         }
         json_t *store = json_pack(
-            "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:s}",
+            "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, "
+            "s:s}",
             "disk_bytes", whole(s.disk_bytes), "limit_bytes", whole(s.limit_bytes), "kv_bytes", whole(s.kv_bytes),
             "spaces", whole(s.n_spaces), "prefixes", whole(s.n_nodes), "segments", whole(s.n_segments), "tokens",
             whole(s.n_tokens), "lookups", whole(s.acquires), "hits", whole(s.hits), "hit_tokens", whole(s.hit_tokens),
@@ -101,8 +114,8 @@ static int list_one(const imp_node_info *n, void *user)
     l->more = true;
     add_json(l->body, json_pack("{s:I, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:b, s:b, s:I, s:I}", "id", whole(n->id),
                                 "parent", whole(n->parent), "space", n->space, "model", n->model_name, "first_token",
-                                whole(n->first_token), "tokens", whole(n->n_tokens), "bytes", whole(n->kv_bytes), "hits",
-                                whole(n->hits), "derived", n->derived, "pinned", n->pinned, "created",
+                                whole(n->first_token), "tokens", whole(n->n_tokens), "bytes", whole(n->kv_bytes),
+                                "hits", whole(n->hits), "derived", n->derived, "pinned", n->pinned, "created",
                                 (json_int_t)n->created_s, "used", (json_int_t)n->used_s));
     return l->body->failed;
 }
@@ -151,8 +164,10 @@ static void get_importance(const api *a, const char *rest, http_reply *out)
     float *values = malloc(w.n_tokens * sizeof *values);
     int64_t rc = values ? imp_store_importance(a->store, w.id, values, w.n_tokens) : IMP_E_NOMEM;
     if (rc < 0) {
-        if (values) fail_status(out, rc);
-        else fail(out, 500, "out_of_memory", NULL, "out of memory");
+        if (values)
+            fail_status(out, rc);
+        else
+            fail(out, 500, "out_of_memory", NULL, "out of memory");
         free(values);
         return;
     }
@@ -162,7 +177,10 @@ static void get_importance(const api *a, const char *rest, http_reply *out)
     int length = snprintf(text, sizeof text,
                           "{\"node\":%" PRIu64 ",\"first_token\":%" PRIu64 ",\"requests\":%" PRId64
                           ",\"source\":\"%s\",\"values\":[",
-                          w.id, w.first_token, rc, rc > 0 ? "requests" : any ? "prefill" : "none");
+                          w.id, w.first_token, rc,
+                          rc > 0 ? "requests"
+                          : any  ? "prefill"
+                                 : "none");
     out->status = 200;
     oai_buffer_add(&out->body, text, (size_t)length);
     for (uint64_t i = 0; i < w.n_tokens; i++) {
@@ -173,7 +191,8 @@ static void get_importance(const api *a, const char *rest, http_reply *out)
     free(values);
 }
 
-/* ------------------------------------------------------------------------------------------------ what is asked ---- */
+/* ------------------------------------------------------------------------------------------------ what is asked ----
+ */
 
 /* The body, an object. NULL: the reply says what is wrong. */
 static json_t *parse_body(const http_request *r, http_reply *out)
@@ -193,7 +212,8 @@ static const char *unknown_key(json_t *object, const char *const *known, size_t 
 {
     const char *key;
     json_t *value;
-    json_object_foreach(object, key, value) {
+    json_object_foreach(object, key, value)
+    {
         size_t i = 0;
         while (i < n_known && strcmp(key, known[i])) i++;
         if (i == n_known) return key;
@@ -201,7 +221,10 @@ static const char *unknown_key(json_t *object, const char *const *known, size_t 
     return NULL;
 }
 
-static bool is_node(const json_t *v) { return json_is_integer(v) && json_integer_value(v) > 0; }
+static bool is_node(const json_t *v)
+{
+    return json_is_integer(v) && json_integer_value(v) > 0;
+}
 
 typedef enum edit { PIN, UNPIN, DROP } edit;
 
@@ -223,8 +246,9 @@ static void post_edit(const api *a, const http_request *r, http_reply *out, edit
     for (size_t i = 0; good && i < json_array_size(nodes); i++) good = is_node(json_array_get(nodes, i));
     if (!good) {
         fail(out, 400, "invalid_value", unknown,
-             what == DROP ? "wanted: {\"node\": N}, {\"nodes\": [N, ...]} or {\"all\": true}, N as /admin/prefixes has them"
-                          : "wanted: {\"node\": N} or {\"nodes\": [N, ...]}, N as /admin/prefixes has them");
+             what == DROP
+                 ? "wanted: {\"node\": N}, {\"nodes\": [N, ...]} or {\"all\": true}, N as /admin/prefixes has them"
+                 : "wanted: {\"node\": N} or {\"nodes\": [N, ...]}, N as /admin/prefixes has them");
         json_decref(body);
         return;
     }
@@ -234,8 +258,10 @@ static void post_edit(const api *a, const http_request *r, http_reply *out, edit
         json_t *v = nodes ? json_array_get(nodes, done) : node;
         rc = apply(a->store, what, v ? (uint64_t)json_integer_value(v) : 0);
     }
-    if (rc < 0) fail_status(out, rc);
-    else reply_json(out, json_pack("{s:I}", "done", whole(done)));
+    if (rc < 0)
+        fail_status(out, rc);
+    else
+        reply_json(out, json_pack("{s:I}", "done", whole(done)));
     json_decref(body);
 }
 
@@ -247,8 +273,9 @@ static void post_reorder(const api *a, http_reply *out)
         fail_status(out, rc);
         return;
     }
-    reply_json(out, json_pack("{s:I, s:I, s:I, s:I}", "segments", whole(p.n_segments), "reordered", whole(p.n_reordered),
-                              "bytes_written", whole(p.bytes_written), "freed_bytes", whole(p.freed_bytes)));
+    reply_json(out,
+               json_pack("{s:I, s:I, s:I, s:I}", "segments", whole(p.n_segments), "reordered", whole(p.n_reordered),
+                         "bytes_written", whole(p.bytes_written), "freed_bytes", whole(p.freed_bytes)));
 }
 
 static void post_gc(const api *a, http_reply *out)
@@ -264,7 +291,8 @@ static void post_gc(const api *a, http_reply *out)
                               whole(p.freed_bytes), "evicted_prefixes", whole(p.evicted_nodes), "over_limit", rc < 0));
 }
 
-/* ------------------------------------------------------------------------------------------------------- warming ---- */
+/* ------------------------------------------------------------------------------------------------------- warming ----
+ */
 
 /* What a warm asks for beside the prompt. */
 typedef struct warm_spec {
@@ -310,7 +338,8 @@ static job *make_job(const api *a, const http_request *r, json_t *body, const ch
     job *j = NULL;
     char *text = json_dumps(body, JSON_COMPACT);
     if (!text) oai_fail(&e, 500, "out_of_memory", NULL, "out of memory");
-    if (text && oai_request_parse(json_object_get(body, "messages") != NULL, text, strlen(text), &a->limits, &q, &e) == 0) {
+    if (text &&
+        oai_request_parse(json_object_get(body, "messages") != NULL, text, strlen(text), &a->limits, &q, &e) == 0) {
         q.max_tokens = 1;
         q.n_logprobs = -1;
         q.impress.full_load = true;
@@ -318,8 +347,10 @@ static job *make_job(const api *a, const http_request *r, json_t *body, const ch
         j = api_make_job(a, &mine, &q, &system, &e);
         oai_request_free(&q);
     }
-    if (j) j->request.store_new = j->keep_now = true;
-    else http_error(out, &e);
+    if (j)
+        j->request.store_new = j->keep_now = true;
+    else
+        http_error(out, &e);
     free(text);
     return j;
 }
@@ -395,7 +426,8 @@ static void post_warm(const api *a, http_request *r, http_reply *out, bool text)
     job_release(j);
 }
 
-/* -------------------------------------------------------------------------------------------------------- paths ---- */
+/* -------------------------------------------------------------------------------------------------------- paths ----
+ */
 
 typedef enum verb { STATS, PREFIXES, IMPORTANCE, WARM, WARM_TEXT, EDIT_PIN, EDIT_UNPIN, EDIT_DROP, REORDER, GC } verb;
 
@@ -403,10 +435,11 @@ static const struct {
     const char *path, *method;
     verb verb;
 } paths[] = {
-    {"stats", "GET", STATS},         {"prefixes", "GET", PREFIXES},   {"prefixes/", "GET", IMPORTANCE},
-    {"warm", "POST", WARM},          {"warm/text", "POST", WARM_TEXT}, {"pin", "POST", EDIT_PIN},
-    {"unpin", "POST", EDIT_UNPIN},   {"drop", "POST", EDIT_DROP},     {"reorder", "POST", REORDER},
-    {"gc", "POST", GC},
+    {"stats", "GET", STATS},          {"prefixes", "GET", PREFIXES},
+    {"prefixes/", "GET", IMPORTANCE}, {"warm", "POST", WARM},
+    {"warm/text", "POST", WARM_TEXT}, {"pin", "POST", EDIT_PIN},
+    {"unpin", "POST", EDIT_UNPIN},    {"drop", "POST", EDIT_DROP},
+    {"reorder", "POST", REORDER},     {"gc", "POST", GC},
 };
 
 static void do_verb(const api *a, http_request *r, http_reply *out, verb v, const char *rest)

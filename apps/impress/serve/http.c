@@ -269,7 +269,8 @@ static bool check_key(exchange *x)
     bool for_client = access != HTTP_ADMIN, for_admin = access == HTTP_ADMIN || access == HTTP_CLIENT_OR_ADMIN;
     if (access == HTTP_OPEN || (for_client && key_ring_size(o->keys) == 0)) return true;
     if (!for_client && key_ring_size(o->admin_keys) == 0) {
-        reply_error(&x->reply, 403, "admin_off", "the admin API is off: the server was started without --admin-key-file");
+        reply_error(&x->reply, 403, "admin_off",
+                    "the admin API is off: the server was started without --admin-key-file");
         return false;
     }
     const char *key = MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Authorization"), *nobody;

@@ -44,8 +44,8 @@ typedef struct http_reply {
     void *stream;
 } http_reply;
 
-/* Who may ask: clients, with a key where there are any; everybody; the admin, always with a key of its own; clients and
- * admin. */
+/* Who may ask: clients, with a key where there are any; everybody; the admin, always with a key of its own; clients
+ * and admin. */
 typedef enum http_access { HTTP_CLIENT, HTTP_OPEN, HTTP_ADMIN, HTTP_CLIENT_OR_ADMIN } http_access;
 
 typedef struct http_route {

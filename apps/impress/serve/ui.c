@@ -1,6 +1,6 @@
-/* ui.c: the page from its three parts, which the build turns into ui_page.h (cmake/embed.cmake). Nothing from outside is
- * loaded, and nothing runs but the parts themselves: style and script carry a number that is new with each reply, and the
- * policy names it. */
+/* ui.c: the page from its three parts, which the build turns into ui_page.h (cmake/embed.cmake). Nothing from outside
+ * is loaded, and nothing runs but the parts themselves: style and script carry a number that is new with each reply,
+ * and the policy names it. */
 #include "ui.h"
 
 #include <stdio.h>
