@@ -40,7 +40,7 @@ static const eval_detail detail = {.logprobs = logprobs, .n_choices = 2, .prefix
 static eval_outcome outcome(size_t i)
 {
     return (eval_outcome){.answer = i % 4, .choice_sum = i % 3, .choice_norm = i % 2, .kl = 0.5 * (double)i,
-                          .mass = 0.75, .identify_bytes = i, .bytes_read = UINT64_C(1) << 40};
+                          .mass = 0.75, .identify_bytes = i, .bytes_read = UINT64_C(1) << 40, .selected = 30, .fallback = i};
 }
 
 static off_t size_of(const char *path)
@@ -56,6 +56,7 @@ static void check_same(const eval_outcome *o, size_t i)
     assert_true(o->answer == want.answer && o->choice_sum == want.choice_sum && o->choice_norm == want.choice_norm);
     assert_true(o->kl == want.kl && o->mass == want.mass);
     assert_true(o->identify_bytes == want.identify_bytes && o->bytes_read == want.bytes_read);
+    assert_true(o->selected == want.selected && o->fallback == want.fallback);
 }
 
 static void add(eval_rows *r, const eval_key *key, size_t i)

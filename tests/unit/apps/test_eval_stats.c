@@ -104,8 +104,8 @@ static void test_summary(void **unused)
     /* answer, sum, norm, KL, mass, identify, read, selected, fallback */
     const eval_outcome reference[] = {{0, 0, 1, 0, 1, 0, 100, 0, 0}, {1, 1, 1, 0, 1, 0, 100, 0, 0},
                                       {1, 0, 1, 0, 1, 0, 100, 0, 0}, {3, 2, 0, 0, 1, 0, 100, 0, 0}};
-    const eval_outcome system[] = {{0, 1, 0, 0.5, 0.5, 8, 40, 0, 0}, {1, 1, 1, 0, 0.75, 8, 40, 0, 0},
-                                   {1, 1, 0, 0.25, 1, 8, 48, 0, 0}, {3, 2, 3, 0.25, 0.75, 8, 40, 0, 0}};
+    const eval_outcome system[] = {{0, 1, 0, 0.5, 0.5, 8, 40, 30, 6}, {1, 1, 1, 0, 0.75, 8, 40, 30, 0},
+                                   {1, 1, 0, 0.25, 1, 8, 48, 30, 30}, {3, 2, 3, 0.25, 0.75, 8, 40, 30, 0}};
     const eval_outcome *r[4], *s[4];
     for (size_t i = 0; i < 4; i++) r[i] = &reference[i], s[i] = &system[i];
     eval_summary sum, norm;
@@ -113,11 +113,12 @@ static void test_summary(void **unused)
     assert_true(sum.n == 4 && sum.accuracy == 0.5 && sum.accuracy_sum == 0.5 && sum.accuracy_norm == 0.75);
     assert_true(sum.diff == 0 && sum.agreement == 0.5); /* one worse, one better */
     assert_true(sum.kl == 0.25 && sum.mass == 0.75 && sum.identify_bytes == 8 && sum.bytes_read == 42);
+    assert_true(fabs(sum.fallback - 0.3) < 1e-12);
     assert_true(sum.ci_low == -sum.ci_high && sum.ci_high > 0);
     assert_true(eval_summarise(s, r, 4, true, &norm));
     assert_true(norm.accuracy == 0.75 && norm.diff == 0.25 && norm.agreement == 0.25);
     assert_true(eval_summarise(r, r, 4, false, &sum));
-    assert_true(sum.diff == 0 && sum.ci_low == 0 && sum.ci_high == 0 && sum.agreement == 1);
+    assert_true(sum.diff == 0 && sum.ci_low == 0 && sum.ci_high == 0 && sum.agreement == 1 && sum.fallback == 0);
 }
 
 static void test_small_ones(void **unused)
