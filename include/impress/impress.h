@@ -12,6 +12,9 @@
  *
  * The life of a request:
  *
+ *     imp_load_opts_init(&opts);                                   // everything; or a system, and a share of tokens:
+ *     imp_system_preset("impress", &opts.switches);                // (imp_store_opts_switches() made the store for it)
+ *     opts.retention = 0.25;
  *     imp_prefix_acquire(space, tokens, n, 0, &lease, &info);      // info.n_matched may be 0: compute everything
  *     imp_load_begin(lease, &opts, &load);                         // reads start now, for all layers in order
  *     n_loaded = imp_load_count(load);                             // tokens each layer gets, of info.n_matched
@@ -23,7 +26,9 @@
  *     ... answer ...
  *     flags = n_loaded < info.n_matched || info.rounded ? IMP_COMMIT_DERIVED : 0;
  *     imp_commit_begin(space, tokens, n, info.n_matched, flags, &commit); // behind the answer; NULL: nothing to store
- *     for each layer: imp_commit_rows(commit, l, first, count, k, k_stride, v, v_stride);
+ *     for each layer l:
+ *         imp_commit_rows(commit, l, info.n_matched, n - info.n_matched, k, k_stride, v, v_stride);
+ *         imp_commit_queries(commit, l, n - n_last, &last_query);  // of its last tokens: what matters in what is new
  *     imp_commit_finish(commit);                                   // packed and written by a thread of the store
  *
  * Errors. Calls return 0 or a negative imp_status. imp_last_error() then holds one line that says what and where, for
@@ -40,7 +45,8 @@
  * lease be released before its loads end: it is given up with the last of them.
  *
  * Versions. Structs with `struct_bytes` grow at their end, and callers compiled with a shorter or a longer one are
- * served. When any other struct changes, the library's soname does.
+ * served (IMP_E_UNSUPPORTED where a longer one sets what this version doesn't know). They must be zero where nothing is
+ * set, as the calls that fill in defaults leave them. When any other struct changes, the library's soname does.
  *
  * Source of the methods: "IMPRESS: An Importance-Informed Multi-Tier Prefix KV Storage System for Large Language Model
  * Inference", FAST '25 (called "the paper" below), and H2O (Zhang et al., NeurIPS 2023) for the importance score.
@@ -121,10 +127,11 @@ typedef enum imp_identify {
 typedef enum imp_order {
     IMP_ORDER_TOKEN = 0,      /* as in the prompt */
     IMP_ORDER_IMPORTANCE = 1, /* by falling importance (the paper, 4.2) */
-    IMP_ORDER_CORE = 2        /* the most important eighth first, the rest as in the prompt (docs/design) */
+    IMP_ORDER_CORE = 2        /* the most important eighth first, the rest as in the prompt (docs/systems.md) */
 } imp_order;
 
-/* Which chunks the host and the device tier keep. */
+/* Which chunks the host and the device tier keep. All loads of a store share its tiers: one with another policy than
+ * the load before (NONE aside) starts them afresh, empty. */
 typedef enum imp_cache {
     IMP_CACHE_NONE = 0, /* the tiers are passed by */
     IMP_CACHE_LRU = 1,
@@ -183,11 +190,13 @@ typedef enum imp_io_mode {
 #define IMP_STORE_READONLY 1u  /* open an existing store, never write to it */
 #define IMP_STORE_NO_DIRECT 2u /* through the page cache instead of O_DIRECT */
 #define IMP_STORE_MUST_EXIST 4u /* IMP_E_NOTFOUND instead of making the directory */
-#define IMP_STORE_MEMORY 8u /* nothing on disk: `dir` is left alone and may be NULL, KV is kept in memory under the
-                               budgets of the tiers, at least one of which isn't 0, and is gone with the store */
+#define IMP_STORE_MEMORY 8u /* nothing on disk: `dir` is left alone and may be NULL, KV is kept in memory, encoded as on
+                               disk, and is gone with the store. The tiers' budgets together, 1 MiB at least, take the
+                               place of limit_bytes; there are no tiers besides, and io_mode and read_bytes_per_s don't
+                               count. Not with READONLY or MUST_EXIST */
 
 /* What segments hold besides keys and values, or how they hold them: imp_store_opts.keep. */
-#define IMP_KEEP_SKETCH 1u /* sketches of the keys, where the space says how its keys are turned (imp_space_desc.ropes) */
+#define IMP_KEEP_SKETCH 1u /* sketches of the keys, where the space tells how these are turned (imp_space_desc.ropes) */
 #define IMP_KEEP_PROBE 2u  /* the probe heads' keys once more, in a region of their own */
 #define IMP_KEEP_PAIRED 4u /* keys and values of the same tokens in one chunk, read together, instead of apart */
 
@@ -207,7 +216,7 @@ typedef struct imp_store_opts {
     imp_order order;             /* these three for segments written from now on; existing ones stay readable */
     imp_rest rest;
     uint32_t chunk_tokens;       /* 0: 64 */
-    imp_cache cache;             /* policy of the host tier */
+    imp_cache cache;             /* policy of the tiers, for loads without options of their own */
     uint64_t device_cache_bytes; /* device tier, in front of the host tier: a chunk is in one of them. In this version
                                     it is memory of the host too; 0: none */
     unsigned keep;               /* IMP_KEEP_..., for segments written from now on */
@@ -223,16 +232,18 @@ typedef struct imp_store_opts {
 void imp_store_opts_fill(imp_store_opts *opts, size_t struct_bytes);
 static inline void imp_store_opts_init(imp_store_opts *opts) { imp_store_opts_fill(opts, sizeof *opts); }
 
-/* Set what belongs to the store as a system's switches want it: order, rest, chunk_tokens, cache and keep. */
+/* Set what belongs to the store as a system's switches want it: order, rest, chunk_tokens, cache, and what it takes to
+ * identify: keep becomes IMP_KEEP_SKETCH | IMP_KEEP_PAIRED for SKETCH, IMP_KEEP_PROBE for PROBE, 0 for others. The rest
+ * of `opts`, filled in before, stays. Loads of other systems work on such a store too. */
 void imp_store_opts_switches(imp_store_opts *opts, const imp_switches *switches);
 
 /* Open the store in directory `dir`, making it (mode 0700, but no parents) if need be, and recover it: leftovers of
  * killed processes are removed, a lost or damaged catalogue is rebuilt from the segments. `opts` NULL: all defaults.
  * Returns 0, or with `*out` = NULL: IMP_E_PERM, IMP_E_IO (`dir` is a file, say), IMP_E_VERSION, IMP_E_FULL,
- * IMP_E_NOMEM, IMP_E_NOTFOUND (IMP_STORE_MUST_EXIST or READONLY), IMP_E_UNSUPPORTED (an order or io_mode that can't be
- * had), IMP_E_ARG (an option out of range; `dir` holds other files); the directory is as it was.
+ * IMP_E_NOMEM, IMP_E_NOTFOUND (IMP_STORE_MUST_EXIST or READONLY), IMP_E_UNSUPPORTED (an io_mode that can't be had),
+ * IMP_E_ARG (an option out of range; `dir` holds other files); the directory is as it was.
  * With IMP_STORE_READONLY commits store nothing (begin returns 0 and NULL), and what changes a store (remove, pin, gc,
- * repair) is IMP_E_PERM.
+ * reorder, repair) is IMP_E_PERM.
  * Owner: the caller, until imp_store_close(). Threads: any. Several processes may have one store open. */
 int imp_store_open(const char *dir, const imp_store_opts *opts, imp_store **out);
 
@@ -254,12 +265,12 @@ typedef struct imp_hash128 {
 int imp_store_fingerprint(imp_store *store, const char *path, imp_hash128 *out);
 
 typedef struct imp_stats {
-    uint64_t disk_bytes;        /* of the whole directory, as du counts */
+    uint64_t disk_bytes;        /* of the whole directory, as du counts; 0 with IMP_STORE_MEMORY */
     uint64_t limit_bytes;
     uint64_t kv_bytes;          /* of stored rows, without padding, headers and catalogue */
     uint64_t n_spaces, n_nodes, n_segments, n_tokens;
     uint64_t memory_bytes;      /* the tree's, in this process */
-    uint64_t host_bytes;        /* in the host tier now */
+    uint64_t host_bytes;        /* in the host tier now; with IMP_STORE_MEMORY all that is stored */
     uint64_t acquires, hits, hit_tokens; /* since open, this process; a hit matched at least one token */
     uint64_t bytes_read;        /* from disk, headers included */
     uint64_t host_hit_bytes;    /* from the host tier instead */
@@ -285,7 +296,8 @@ typedef enum imp_type { IMP_TYPE_F32 = 0, IMP_TYPE_F16 = 1, IMP_TYPE_BF16 = 2, I
 /* Bytes of `n` elements of `type`; n must be a multiple of 32 for Q8_0. 0 for a type or count that can't be. */
 size_t imp_type_bytes(imp_type type, size_t n);
 
-/* One token's key row of a layer is [n_kv_heads][head_dim_k], its value row [n_kv_heads][head_dim_v], contiguous. */
+/* One token's key row of a layer is [n_kv_heads][head_dim_k], its value row [n_kv_heads][head_dim_v], contiguous.
+ * Either has 1..1048576 elements. */
 typedef struct imp_layer_shape {
     uint32_t n_kv_heads, head_dim_k, head_dim_v;
 } imp_layer_shape;
@@ -313,7 +325,7 @@ typedef struct imp_rope {
     const float *factors;       /* [n_dims / 2], none 0; NULL: all 1 */
     float ext_factor;           /* YaRN's mix of stretched and plain angles; 0: no YaRN */
     float attn_factor;          /* the magnitude; not 0 */
-    float beta_fast, beta_slow; /* YaRN: turns over the original context between which angles are mixed */
+    float beta_fast, beta_slow; /* YaRN: turns over the original context between which angles are mixed; > 0 */
     uint32_t n_ctx_orig;        /* YaRN: the original context; > 0 with YaRN */
 } imp_rope;
 
@@ -356,7 +368,7 @@ typedef struct imp_lease imp_lease;
 typedef struct imp_prefix_info {
     size_t n_matched;      /* tokens from the start of the prompt whose KV is stored; 0: nothing */
     size_t n_exact;        /* of these, from the start, those stored as computed over exact KV */
-    int rounded;           /* 1: some of it is kept at less than the engine's precision (IMP_REST_Q8) */
+    int rounded;           /* 1: some of it is kept at less than the engine's precision (not IMP_REST_RAW) */
     uint64_t bytes_full;   /* bytes on disk of all their keys and values */
     uint64_t match_ns;     /* time the match took */
     uint64_t node;         /* the last node matched, perhaps in part; 0: none. Pinning it keeps the whole way to it */
@@ -379,8 +391,8 @@ void imp_lease_release(imp_lease *lease);
 
 typedef struct imp_load imp_load;
 
-/* What a request's scores leave behind: advice for later requests, kept with each segment (docs/design), lost without
- * harm. Only tokens of segments that the load covers are told of. */
+/* What a request's scores leave behind: advice for later requests, kept with each segment (docs/systems.md), lost
+ * without harm. Only tokens of segments that the load covers are told of. */
 typedef enum imp_record {
     IMP_RECORD_HISTORY = 0,    /* the moving average, by which segments are reordered and sketches are helped */
     IMP_RECORD_NOTHING = 1,
@@ -395,6 +407,7 @@ typedef enum imp_rank {
     IMP_RANK_RECONSTRUCTION = 1 /* scores while the prefix was repeated */
 } imp_rank;
 
+/* 0 stands for a default in all but `retention` and `switches`; floats are finite. */
 typedef struct imp_load_opts {
     size_t struct_bytes;  /* set by imp_load_opts_init() */
     double retention;     /* share of the prefix's tokens that each layer gets: (0, 1] */
@@ -417,16 +430,20 @@ typedef struct imp_load_opts {
     imp_record record;
 } imp_load_opts;
 
-/* Fill in the defaults (everything, in order of layers) for a caller whose imp_load_opts has so many bytes. */
+/* Fill in the defaults (everything, in order of layers: system `as`) for a caller whose imp_load_opts has so many
+ * bytes. */
 void imp_load_opts_fill(imp_load_opts *opts, size_t struct_bytes);
 static inline void imp_load_opts_init(imp_load_opts *opts) { imp_load_opts_fill(opts, sizeof *opts); }
 
 /* Start loading the leased prefix: reads that don't depend on queries are issued at once, in layer order.
  * Layers must then be asked for in rising order, each at most once in a pass; one may be left out.
- * `opts` NULL: the defaults, with the store's cache policy. Owner: the caller, until imp_load_end(). */
+ * `opts` NULL: the defaults, with the store's cache policy. Owner: the caller, until imp_load_end().
+ * Returns 0, or with `*out` = NULL, and the lease as it was: IMP_E_ARG (an option out of range), IMP_E_UNSUPPORTED (one
+ * that this version doesn't know), IMP_E_NOMEM, IMP_E_IO (no queue to read by). What a segment lacks (probe keys,
+ * sketches, a ranking) is no error: see n_fallback, and IMP_RANK_PREFILL. */
 int imp_load_begin(imp_lease *lease, const imp_load_opts *opts, imp_load **out);
 
-/* Tokens each layer gets: k = ceil(retention x n_matched); all n_matched with IMP_IDENTIFY_NONE. */
+/* Tokens each layer gets: k = ceil(retention x n), of the n that the lease covers; all n with IMP_IDENTIFY_NONE. */
 size_t imp_load_count(const imp_load *load);
 
 /* The new tokens' queries in one layer, after RoPE and whatever else the engine does before the dot product. */
@@ -441,7 +458,7 @@ typedef struct imp_query {
 } imp_query;
 
 /* Choose the k tokens of the prefix that layer `layer` gets, waiting for the bytes that takes (identify), and start
- * reading what is missing of them. With IMP_IDENTIFY_NONE `query` may be NULL.
+ * reading what is missing of them. With IMP_IDENTIFY_NONE, STATIC and RANDOM `query` isn't looked at, and may be NULL.
  * `*positions` (may be NULL) becomes the chosen tokens' positions in the prompt, rising, [imp_load_count()]; valid
  * until the next call on this load.
  * On IMP_E_CORRUPT or IMP_E_IO the load is dead: end it, release the lease, acquire again and start the pass over. The
@@ -462,7 +479,8 @@ typedef struct imp_dst {
 int imp_load_gather(imp_load *load, uint32_t layer, const imp_dst *dst);
 
 /* Start the next pass over the layers with the same lease and options, at any point of the present one: for an engine
- * that computes a long query in several batches, each with its own selection. */
+ * that computes a long query in several batches, each with its own selection. Fails, with the code of then, only where
+ * the load is dead. */
 int imp_load_rewind(imp_load *load);
 
 typedef struct imp_load_stats {
@@ -515,9 +533,12 @@ int imp_commit_begin(imp_space *space, const int32_t *tokens, size_t n_tokens, s
 int imp_commit_rows(imp_commit *commit, uint32_t layer, size_t first, size_t count, const void *k, size_t k_stride,
                     const void *v, size_t v_stride);
 
-/* Queries of some of the last tokens of the prompt, exact, the first of them at position `first`, in one layer: at most
- * the last 64 rows are kept (copied). By their scores the tokens are ordered on disk, ranked, and their history begins;
- * a space's first sketches are made for them. Advisory: without, or where it fails, KV is stored all the same. */
+/* Queries of some of the last tokens of the prompt, as in select, the first of them at position `first`, in one layer:
+ * at most the last 64 rows are kept (copied, and counted against backlog_bytes). Better those of a pass over exact KV.
+ * By their scores the new tokens before `first` are ordered on disk, ranked, and their history begins; a space's first
+ * sketches are made for them. Any time before finish, for any of the layers; a layer's last ones count.
+ * Advisory: without them, or where this fails (IMP_E_ARG, IMP_E_BUSY: too much waits, IMP_E_NOMEM), KV is stored all
+ * the same, in the order of the prompt and without a ranking. */
 int imp_commit_queries(imp_commit *commit, uint32_t layer, size_t first, const imp_query *query);
 
 /* Hand the rows to the store's writer thread, and free the handle, whatever is returned. Nothing is on disk yet when
@@ -589,7 +610,8 @@ typedef struct imp_reorder_report {
 
 /* Write segments anew, now, whose statistics have changed, or that hold rows of evicted nodes: in the store's order.
  * What a token gets doesn't change by that, to the bit. Room for each copy is made as for a commit. `report` may be
- * NULL. IMP_E_FULL where there is none for the next one. */
+ * NULL; on failure it tells what was done until then. IMP_E_FULL where there is no room for the next one; segments that
+ * can't be read are left as they are, and the log tells. */
 int imp_store_reorder(imp_store *store, imp_reorder_report *report);
 
 typedef struct imp_gc_report {
@@ -609,15 +631,17 @@ int imp_store_gc(imp_store *store, imp_gc_report *report);
 /* A policy of the tiers without the bytes: which chunks would stay in memory. One thread at a time. */
 typedef struct imp_sim imp_sim;
 
-/* Budgets in bytes; 0: without this tier. IMP_E_ARG: an unknown policy. Owner: the caller, until imp_sim_free(). */
+/* Budgets in bytes; 0: without this tier. IMP_E_ARG: an unknown policy; IMP_E_NOMEM. Owner: the caller, until
+ * imp_sim_free(). */
 int imp_sim_new(imp_cache policy, uint64_t host_bytes, uint64_t device_bytes, imp_sim **out);
 
 /* Where a chunk is: 0 in no tier, 1 in the host's, 2 in the device's. */
 int imp_sim_where(const imp_sim *sim, uint64_t key);
 
 /* One use of a chunk, as a load makes it: it is counted, a chunk of the host tier may be promoted, and one that was in
- * no tier is offered to them. `share` is the share of its tokens that matter to the request (IMP_CACHE_SCORE), or its
- * attention beside the average chunk's (IMP_CACHE_ATTENTION). Returns where it was before, as imp_sim_where(). */
+ * no tier is offered to them, with its `n_bytes`. `share` is the share of its tokens that matter to the request
+ * (IMP_CACHE_SCORE), or its attention beside the average chunk's (IMP_CACHE_ATTENTION). Returns where it was before, as
+ * imp_sim_where(). */
 int imp_sim_use(imp_sim *sim, uint64_t key, uint64_t n_bytes, double share);
 
 /* NULL is allowed. */
@@ -626,7 +650,7 @@ void imp_sim_free(imp_sim *sim);
 /* Reads of one size through the path of loads. */
 typedef struct imp_read_trial {
     size_t struct_bytes;       /* sizeof(imp_read_trial) */
-    imp_io_mode mode;
+    imp_io_mode mode;          /* with IMP_IO_VIRTUAL the time is that of copies from the page cache */
     unsigned flags;            /* IMP_STORE_NO_DIRECT, or 0 */
     uint64_t read_bytes_per_s; /* 0: no cap */
     int random;                /* 0: from the start of the file to its end; 1: blocks of any place, equally likely */
@@ -643,8 +667,8 @@ typedef struct imp_read_figures {
     const char *io_mode; /* static storage */
 } imp_read_figures;
 
-/* Time reads of `file`, which holds at least one block. Sequential reads start again at the end. IMP_E_ARG, and what
- * opening and reading may give. */
+/* Time reads of `file`, which holds at least one block. Sequential reads start again at the end. On failure `*out` is
+ * zeroed: IMP_E_ARG, IMP_E_NOTFOUND, IMP_E_UNSUPPORTED (a mode that can't be had), and what reading may give. */
 int imp_measure_reads(const char *file, const imp_read_trial *trial, imp_read_figures *out);
 
 /* IMP_IO_VIRTUAL: the time of a store whose reads take none but on a clock of its own. A read that is submitted now is

@@ -19,6 +19,10 @@
  * layers that share KV) run as plain llama.cpp: imp_llama_get_fit() says why, in one line, and nothing is stored.
  *
  * Threads: one thread at a time per imp_llama.
+ *
+ * Errors: as in impress.h; the mirrors return what llama.cpp's do. Pointers may be NULL only where that is said.
+ *
+ * Versions: when a struct of this header changes, libimpress_llama's soname does; imp_load_opts is part of two of them.
  */
 #ifndef IMPRESS_LLAMA_H
 #define IMPRESS_LLAMA_H
@@ -38,7 +42,7 @@ typedef struct imp_llama imp_llama;
 /* How a request uses the store. */
 typedef struct imp_llama_request {
     bool recompute;          /* use nothing that is stored (system `recomp`) */
-    imp_load_opts load;      /* imp_load_opts_init(), imp_system_preset(); a retention below 1 needs an identification */
+    imp_load_opts load;      /* imp_load_opts_init(), imp_system_preset(); retention below 1 takes an identification */
     size_t max_match;        /* at most so many tokens from the start are taken from the store; 0: no bound */
     bool store_new;          /* store what is computed over exact KV */
     bool store_derived;      /* and what isn't, marked as derived */
@@ -46,7 +50,7 @@ typedef struct imp_llama_request {
 } imp_llama_request;
 
 typedef struct imp_llama_params {
-    size_t struct_bytes;               /* set by imp_llama_params_init() */
+    size_t struct_bytes;               /* set by imp_llama_params_init(); no other will do (IMP_E_ARG) */
     imp_store *store;                  /* NULL: plain llama.cpp. Must outlive the context */
     const char *const *model_files;    /* the GGUF files of `model`, [n_model_files]: their bytes name the space. They
                                           are read in imp_llama_init(): a program must see to it that they weren't
@@ -68,7 +72,10 @@ void imp_llama_request_init(imp_llama_request *request);
 /* Make a context. `cp` as for llama_init_from_model(); flash attention is switched on where it is left to `auto`, and
  * cp.cb_eval must be NULL. Runs a self-check of some 30 tokens; if it fails the context works without loading parts, or
  * without the store, and says so in one line of the log.
- * Owner: the caller, until imp_llama_free(), which also hands over what is unsaved. */
+ * Returns 0, or with `*out` = NULL: IMP_E_ARG (a request out of range, no model_files beside a store, cb_eval in use),
+ * IMP_E_UNSUPPORTED (llama.cpp makes no such context), IMP_E_NOMEM, and what imp_store_fingerprint() and
+ * imp_space_open() return.
+ * Owner: the caller, until imp_llama_free(), which also hands over what is unsaved. NULL may be freed. */
 int imp_llama_init(struct llama_model *model, struct llama_context_params cp, const imp_llama_params *params,
                    imp_llama **out);
 void imp_llama_free(imp_llama *ctx);
@@ -86,12 +93,13 @@ typedef enum imp_llama_fit {
 /* How far this model and context fit; `*why` (may be NULL): one line, "" for FULL. Lives as long as the context. */
 imp_llama_fit imp_llama_get_fit(const imp_llama *ctx, const char **why);
 
-/* How sequence `seq` uses the store from now on. IMP_E_ARG. A request whose load the store refuses is computed. */
+/* How sequence `seq` uses the store from now on (copied). IMP_E_ARG: no such sequence; a retention or identification
+ * out of range. A request whose load the store refuses for another option is computed. */
 int imp_llama_set_request(imp_llama *ctx, llama_seq_id seq, const imp_llama_request *request);
 
-/* Tenants: sequence `seq` keeps apart from those of other salts from now on; NULL: the salt of the context's parameters.
- * It must be empty, unless nothing changes (IMP_E_ARG). Copying it to or from a sequence of another salt is the caller's
- * to avoid. */
+/* Tenants: sequence `seq` keeps apart from those of other salts from now on; NULL: the salt of the context's
+ * parameters. It must be empty, unless nothing changes (IMP_E_ARG). Copying it to or from a sequence of another salt is
+ * the caller's to avoid. On failure nothing changes. */
 int imp_llama_set_salt(imp_llama *ctx, llama_seq_id seq, const char *salt);
 
 /* The space that sequences of `salt` (NULL: the context's) use with the adapters in force, for calls that look at the
@@ -153,15 +161,17 @@ int imp_llama_set_adapters_lora(imp_llama *ctx, struct llama_adapter_lora **adap
 /* ---- beyond llama.h */
 
 /* Copy everything unsaved out of the cells and hand it to the store now. (It is also done by and by during generation,
- * and before cells are given up.) imp_store_flush() then waits for the disk. */
+ * and before cells are given up.) imp_store_flush() then waits for the disk. Returns 0, or what the first commit that
+ * failed returned. */
 int imp_llama_flush(imp_llama *ctx);
 
 /* Rank the tokens of a stored prefix without any question, for IMP_RANK_RECONSTRUCTION: it is loaded whole into the
- * empty sequence `seq`, the model repeats it, a chunk after the other, and each token's largest attention is kept (KVzip,
- * arXiv 2505.23416). Takes about as long as computing the prefix, so it is for an idle engine; stores no KV, and leaves
- * the sequence empty. If less than `n` tokens are stored, those are ranked. Returns 0 or: IMP_E_NOTFOUND nothing is
- * stored; IMP_E_FULL the context has no room for the prefix and 64 tokens more; IMP_E_BUSY aborted; IMP_E_UNSUPPORTED
- * this model's prefixes can't be loaded in part; IMP_E_ARG; and what imp_load_select() returns. */
+ * empty sequence `seq`, the model repeats it, a chunk after the other, and each token's largest attention is kept
+ * (KVzip, arXiv 2505.23416). Takes about as long as computing the prefix, so it is for an idle engine; stores no KV,
+ * and leaves the sequence empty. If less than `n` tokens are stored, those are ranked. Returns 0 or: IMP_E_NOTFOUND
+ * less than 16 are stored; IMP_E_FULL the context has no room for the prefix and 64 tokens more; IMP_E_BUSY aborted;
+ * IMP_E_UNSUPPORTED this model's prefixes can't be loaded in part; IMP_E_NOMEM; IMP_E_ARG; and what imp_load_select()
+ * returns. */
 int imp_llama_rank_prefix(imp_llama *ctx, llama_seq_id seq, const int32_t *tokens, size_t n);
 
 typedef enum imp_llama_way {
@@ -187,10 +197,11 @@ typedef struct imp_llama_report {
 } imp_llama_report;
 
 /* The first token that is computed when of a prompt of `n_tokens` the first `n_stored` are loaded whole: n_stored, or
- * less with `widen_query`. A program that compares with recomputing ends a batch there: what llama.cpp computes depends,
- * in the last bits, on how tokens are cut into batches. */
+ * less with `widen_query`. A program that compares with recomputing ends a batch there: what llama.cpp computes
+ * depends, in the last bits, on how tokens are cut into batches. */
 size_t imp_llama_query_start(const imp_llama *ctx, size_t n_tokens, size_t n_stored);
 
+/* Zeros where the store isn't used. IMP_E_ARG: no such sequence. */
 int imp_llama_get_report(imp_llama *ctx, llama_seq_id seq, imp_llama_report *out);
 
 #ifdef __cplusplus
