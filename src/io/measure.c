@@ -1,14 +1,19 @@
 /* measure.c: how fast a file is read through the queue that loads use (impress.h). */
+#include <stddef.h>
 #include <string.h>
 #include <sys/resource.h>
 
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/opts.h"
 #include "base/rng.h"
 #include "base/status.h"
 #include "io/io.h"
 
 enum { MAX_DEPTH = 4096, BLOCK_UNIT = 4096 };
+
+/* As it was first released; what is added comes behind. */
+static const size_t least_trial_bytes = offsetof(imp_read_trial, max_ns) + sizeof(uint64_t);
 
 static uint64_t cpu_ns(void)
 {
@@ -94,11 +99,13 @@ out:
     return rc;
 }
 
-int imp_measure_reads(const char *file, const imp_read_trial *trial, imp_read_figures *out)
+int imp_measure_reads(const char *file, const imp_read_trial *given, imp_read_figures *out)
 {
     if (out) *out = (imp_read_figures){0};
-    if (!file || !trial || !out || trial->struct_bytes != sizeof *trial)
-        return imp_fail(IMP_E_ARG, "imp_measure_reads: file, trial or result missing");
+    if (!file || !given || !out) return imp_fail(IMP_E_ARG, "imp_measure_reads: file, trial or result missing");
+    imp_read_trial taken = {0}, *trial = &taken;
+    int rc = imp_opts_take(trial, sizeof *trial, least_trial_bytes, given, "imp_read_trial");
+    if (rc < 0) return rc;
     if (trial->block_bytes == 0 || trial->block_bytes % BLOCK_UNIT != 0 || trial->depth == 0 ||
         trial->depth > MAX_DEPTH)
         return imp_fail(IMP_E_ARG,
@@ -111,7 +118,7 @@ int imp_measure_reads(const char *file, const imp_read_trial *trial, imp_read_fi
     char *slash = strrchr(path, '/');
     const char *dir = !slash ? here : slash == path ? root : path, *name = slash ? slash + 1 : path;
     if (slash) *slash = '\0';
-    int rc = run(dir, name, trial, out);
+    rc = run(dir, name, trial, out);
     if (rc < 0) *out = (imp_read_figures){0};
     imp_free(path);
     return rc;

@@ -52,6 +52,7 @@ static int check_opts(imp_load_opts *o)
     if (o->record == IMP_RECORD_RANKING && s->identify != IMP_IDENTIFY_ALL_KEYS)
         return imp_fail(IMP_E_ARG, "a ranking is recorded from all keys (IMP_IDENTIFY_ALL_KEYS), not identification %d",
                         (int)s->identify);
+    if (o->probe_spread > 1) return imp_fail(IMP_E_ARG, "probe_spread is %u, must be 0 or 1", o->probe_spread);
     if (!is_amount(o->probe_alpha) || !is_amount(o->probe_similarity) || !is_amount(o->byte_share) ||
         isnan(o->history_weight) || isinf(o->history_weight))
         return imp_fail(IMP_E_ARG, "probe_alpha %g, probe_similarity %g, byte_share %g, history_weight %g: must be "

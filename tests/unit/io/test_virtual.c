@@ -152,6 +152,15 @@ static void test_measure(void **unused)
     assert_int_equal(imp_measure_reads(path, &t, &f), IMP_E_ARG); /* larger than the file */
     t = make_trial(0), t.struct_bytes--;
     assert_int_equal(imp_measure_reads(path, &t, &f), IMP_E_ARG);
+    struct {
+        imp_read_trial t;
+        uint64_t more;
+    } newer = {.t = make_trial(0)}; /* of a caller of a later version */
+    newer.t.struct_bytes = sizeof newer;
+    assert_int_equal(imp_measure_reads(path, &newer.t, &f), 0);
+    newer.more = 1;
+    assert_int_equal(imp_measure_reads(path, &newer.t, &f), IMP_E_UNSUPPORTED);
+    assert_true(f.n_reads == 0);
     t = make_trial(0);
     assert_int_equal(imp_measure_reads(imp_test_path(dir, "none"), &t, &f), IMP_E_NOTFOUND);
     assert_true(f.n_reads == 0);

@@ -413,6 +413,7 @@ static void test_arguments(void **state)
         assert_null(load);                                            \
     } while (0)
     REFUSED(struct_bytes, 0, IMP_E_ARG);
+    REFUSED(probe_spread, 2, IMP_E_ARG);
     REFUSED(probe_alpha, -1.0f, IMP_E_ARG);
     REFUSED(probe_alpha, NAN, IMP_E_ARG);
     REFUSED(probe_similarity, INFINITY, IMP_E_ARG);
