@@ -2,9 +2,11 @@
  *
  * usage: engine [STORE-DIRECTORY] [PREFIX-TOKENS]
  *
- * Without a directory, or with "", a temporary one is made and removed. tiny_engine.c shows the calls; this only asks three times and
- * compares: everything computed; the prefix loaded whole (`as`); the quarter of the prefix that matters for the question,
- * chosen in each layer (`as-h2o-lru`). */
+ * Without a directory, or with "", a temporary one is made and removed. tiny_engine.c shows the calls (how the space
+ * tells of RoPE, and a commit of its queries: sketches and orders are made of both); this only asks four times and
+ * compares: everything computed; the prefix loaded whole (`as`); the quarter of the prefix that matters for the
+ * question, chosen in each layer, by all keys (`as-h2o-lru`) and by sketches of them (`impress`). The store is made for
+ * the last, so that the others read its chunks: keys and values of 16 tokens, together. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,6 +42,18 @@ static void print_row(const char *system, const tiny_report *r, const float *log
            best == best_reference ? "yes" : "no");
 }
 
+/* The store with what the system `impress` wants of one: which rows lie together, and sketches of the keys. */
+static int open_store(const char *dir, imp_store **out)
+{
+    imp_switches switches;
+    imp_store_opts opts;
+    imp_store_opts_init(&opts);
+    int rc = imp_system_preset("impress", &switches);
+    if (rc < 0) return rc;
+    imp_store_opts_switches(&opts, &switches);
+    return imp_store_open(dir, &opts, out);
+}
+
 /* The prompt computed whole, and stored. */
 static int first_request(const tiny_model *m, const char *dir, const int32_t *tokens, uint32_t n, tiny_cells *c,
                          float *logits)
@@ -47,7 +61,7 @@ static int first_request(const tiny_model *m, const char *dir, const int32_t *to
     imp_store *store = NULL;
     imp_space *space = NULL;
     tiny_report report;
-    int rc = imp_store_open(dir, NULL, &store);
+    int rc = open_store(dir, &store);
     if (rc == 0) rc = tiny_space_open(m, store, &space);
     if (rc == 0) rc = tiny_prompt(m, space, NULL, tokens, n, c, logits, &report);
     /* Behind the answer, and only what is new: of the prompt, report.n_matched tokens were in the store already. */
@@ -58,14 +72,14 @@ static int first_request(const tiny_model *m, const char *dir, const int32_t *to
     return rc;
 }
 
-/* Another question about the same prefix, in three ways. */
+/* Another question about the same prefix, in four ways. */
 static int second_request(const tiny_model *m, const char *dir, const int32_t *tokens, uint32_t n, tiny_cells *c)
 {
     static float reference[VOCAB], logits[VOCAB];
     imp_store *store = NULL;
     imp_space *space = NULL;
     tiny_report report;
-    int rc = imp_store_open(dir, NULL, &store);
+    int rc = open_store(dir, &store);
     if (rc == 0) rc = tiny_space_open(m, store, &space);
     if (rc < 0) goto out;
 
@@ -75,9 +89,9 @@ static int second_request(const tiny_model *m, const char *dir, const int32_t *t
            "gather", "compute", "matched", "loaded", "MB read", "difference", "same token");
     print_row("recomp", &report, reference, reference);
 
-    static const char *const systems[] = {"as", "as-h2o-lru"};
-    static const double retention[] = {1.0, 0.25};
-    for (int i = 0; i < 2; i++) {
+    static const char *const systems[] = {"as", "as-h2o-lru", "impress"};
+    static const double retention[] = {1.0, 0.25, 0.25};
+    for (int i = 0; i < 3; i++) {
         imp_load_opts opts;
         imp_load_opts_init(&opts);
         opts.retention = retention[i];
@@ -103,7 +117,8 @@ int main(int argc, char **argv)
         return 2;
     }
 
-    const tiny_shape shape = {.n_layers = 4, .n_heads = 8, .n_kv_heads = 2, .head_dim = 32, .n_vocab = VOCAB, .seed = 1};
+    const tiny_shape shape = {.n_layers = 4, .n_heads = 8, .n_kv_heads = 2, .head_dim = 32, .n_vocab = VOCAB,
+                              .seed = 1};
     uint32_t n = (uint32_t)n_prefix + QUESTION;
     int rc = IMP_E_NOMEM, status;
     tiny_cells cells = {0};
