@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "io/io.h"
 
 /* A segment states shapes and types of its own. They can't differ from the space's, whose id is made of them, unless
  * its writer was wrong about them; rows of another size must not reach the engine's memory. */
@@ -62,6 +63,7 @@ int imp_prefix_acquire(imp_space *space, const int32_t *tokens, size_t n_tokens,
     if (n_tokens > 1)
         rc = imp_store_match(space->store, space->id, tokens, n_tokens - 1, !(flags & IMP_ACQUIRE_DERIVED),
                              &lease->path, &header_bytes);
+    if (imp_io_in_memory(imp_store_io(space->store))) header_bytes = 0; /* none came from a disk */
     atomic_init(&lease->header_bytes, header_bytes);
     if (rc < 0) {
         imp_turns_drop(lease->turns);

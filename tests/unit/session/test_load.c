@@ -358,6 +358,40 @@ static void test_partial_reads(void **state)
     util_stop(&w);
 }
 
+/* Of a store in memory nothing is read, headers neither. */
+static void test_memory(void **state)
+{
+    (void)state;
+    util_world w = {0};
+    imp_store_opts_init(&w.opts);
+    w.opts.flags = IMP_STORE_MEMORY;
+    w.opts.device_cache_bytes = 1 << 20; /* one budget will do */
+    util_start(&w);
+    imp_rng r;
+    imp_rng_seed(&r, 9);
+    int32_t tokens[101];
+    util_tokens(&r, tokens, 101);
+    util_commit(&w, tokens, 100, 0, 0);
+    imp_lease *lease;
+    imp_prefix_info info;
+    imp_load *load;
+    imp_load_stats stats;
+    assert_int_equal(imp_prefix_acquire(w.space, tokens, 101, 0, &lease, &info), 0);
+    assert_int_equal(info.n_matched, 100);
+    assert_int_equal(imp_load_begin(lease, NULL, &load), 0);
+    unsigned char k[100 * 128], v[100 * 128];
+    const imp_dst dst = {.k = k, .v = v, .k_stride = 128, .v_stride = 128};
+    for (uint32_t l = 0; l < w.n_layers; l++) {
+        assert_int_equal(imp_load_select(load, l, NULL, NULL), 0);
+        assert_int_equal(imp_load_gather(load, l, &dst), 0);
+    }
+    imp_load_end(load, &stats);
+    imp_lease_release(lease);
+    assert_int_equal(stats.bytes_read + stats.n_reads + stats.device_hit_bytes, 0);
+    assert_true(stats.host_hit_bytes >= info.bytes_full);
+    util_stop(&w);
+}
+
 static void test_arguments(void **state)
 {
     (void)state;
@@ -635,7 +669,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random),       cmocka_unit_test(test_figures), cmocka_unit_test(test_partial_reads),
         cmocka_unit_test(test_arguments),    cmocka_unit_test(test_derived), cmocka_unit_test(test_systems),
-        cmocka_unit_test(test_lifetimes),
+        cmocka_unit_test(test_lifetimes),    cmocka_unit_test(test_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
