@@ -381,7 +381,9 @@ typedef struct imp_prefix_info {
 int imp_prefix_acquire(imp_space *space, const int32_t *tokens, size_t n_tokens, unsigned flags, imp_lease **out,
                        imp_prefix_info *info);
 
-/* Give up the tail of a lease: afterwards it covers `n_tokens` (1..n_matched). No load may be open on it. */
+/* Give up the tail of a lease: afterwards it covers `n_tokens` (1..n_matched). No load may be open on it (IMP_E_ARG).
+ * Where nearly all of a prompt is stored, a load in part has few queries to choose by: computing its last tokens anew,
+ * some 16, gives it more. */
 int imp_lease_trim(imp_lease *lease, size_t n_tokens);
 
 /* Release. NULL is allowed. */
