@@ -179,20 +179,21 @@ def sliding_model(source, target, window):
 
 
 sliding = os.path.join(os.environ["tmp"], "sliding.gguf")
-sliding_model(os.environ["IMPRESS_MODEL"], sliding, 256)
+sliding_model(os.environ["IMPRESS_MODEL"], sliding, 64)
 s = Server("-m", sliding, "--slots", "2", "--ctx-size", "1024", store="sliding")
 ok("sliding-window" in s.event("listening")["note"], s.event("listening"))
-p = words(120, 21)
+p = words(60, 21)
 for i in range(20):
     r = s.complete(p + " " + words(4, 30 + i % 4), 4)
     ok(r.status == 200, r)
     # Cells behind the window are gone: a prompt that doesn't go on where the last one ended is computed anew.
     ok(r.cached == 0 and r.json["impress"]["tokens"]["computed"] == r.usage["prompt_tokens"], r)
-chat = p
+chat, before = p, 0
 for i in range(4):
-    r = s.complete(chat, 6)
-    ok(i == 0 or r.cached > 200, r)
-    chat += r.text + " " + words(3, 70 + i)
+    r = s.complete(chat, 1)
+    ok(i == 0 or r.cached == before, (r, before))
+    before = r.usage["prompt_tokens"]
+    chat += " " + words(3, 70 + i)
 m = s.metrics()
 ok(m["impress_store_tokens"] == 0 and m["impress_store_written_bytes_total"] == 0, "nothing is written")
 ok(s.stop() == 0, "stop")
