@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "select/blend.h"
@@ -247,9 +248,12 @@ int imp_identify_layer(imp_load *load, uint32_t layer, const imp_query *query)
 
     /* Before anything is awaited, so that a failure leaves the layer as it was. */
     int rc = 0;
-    if (s->how != IMP_HOW_ALL && s->how != IMP_HOW_KNOWN)
-        rc = imp_channel_scorer(load->channel, load->plan.n_tokens, load->opts.max_query_rows, query->n_heads,
+    if (s->how != IMP_HOW_ALL && s->how != IMP_HOW_KNOWN) {
+        uint64_t rows = imp_round_up(query->n_rows, 32); /* for what there is: any number of rows may be allowed */
+        if (rows > load->opts.max_query_rows) rows = load->opts.max_query_rows;
+        rc = imp_channel_scorer(load->channel, load->plan.n_tokens, rows, query->n_heads,
                                 load->layers[layer].head_dim_k, load->opts.switches.identify == IMP_IDENTIFY_SKETCH);
+    }
     if (rc < 0) return rc;
 
     imp_identify identify = load->opts.switches.identify;

@@ -752,6 +752,7 @@ static imp_load_opts make_opts(imp_rng *r, const util_world *w)
     o.n_keep_first = (uint32_t)imp_rng_below(r, 6);
     o.n_keep_last = (uint32_t)imp_rng_below(r, 6);
     o.max_query_rows = (uint32_t)imp_rng_below(r, 20);
+    if (imp_rng_below(r, 8) == 0) o.max_query_rows = UINT32_MAX;
     o.n_probe_heads = (uint32_t)imp_rng_below(r, 6);
     if (imp_rng_below(r, 8) == 0) o.n_probe_heads = 1000;
     o.probe_spread = (unsigned)imp_rng_below(r, 2);
