@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -36,7 +37,7 @@ class Browser:
         if os.geteuid() == 0:
             argv.append("--no-sandbox")  # it needs a user of its own
         self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                                        preexec_fn=place, close_fds=False)
+                                        preexec_fn=place, close_fds=False, start_new_session=True)
         os.close(to_read)
         os.close(to_write)
         atexit.register(self.close)
@@ -147,9 +148,13 @@ class Browser:
 
     def close(self):
         if self.process.poll() is None:
-            self.process.kill()
+            os.killpg(self.process.pid, signal.SIGKILL)  # its helpers write into its folder, too
             self.process.wait()
-        shutil.rmtree(self.home, ignore_errors=True)
+        for _ in range(50):
+            shutil.rmtree(self.home, ignore_errors=True)
+            if not os.path.exists(self.home):
+                break
+            time.sleep(0.1)
 
 
 if __name__ == "__main__":
