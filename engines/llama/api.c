@@ -53,12 +53,8 @@ void imp_llama_request_init(imp_llama_request *request)
 
 static int check_request(const imp_llama_request *r)
 {
-    if (!(r->load.retention > 0 && r->load.retention <= 1)) {
-        return lc_error(IMP_E_ARG, "retention %g isn't in (0, 1]", r->load.retention);
-    }
-    if ((unsigned)r->load.switches.identify > IMP_IDENTIFY_RANDOM) {
-        return lc_error(IMP_E_ARG, "unknown identification %d", (int)r->load.switches.identify);
-    }
+    int rc = imp_load_opts_check(&r->load);
+    if (rc < 0) return rc;
     if (r->load.retention < 1 && r->load.switches.identify == IMP_IDENTIFY_NONE && !r->recompute) {
         return lc_error(IMP_E_ARG, "retention %g needs an identification", r->load.retention);
     }

@@ -136,8 +136,9 @@ typedef enum imp_cache {
     IMP_CACHE_NONE = 0, /* the tiers are passed by */
     IMP_CACHE_LRU = 1,
     IMP_CACHE_LFU = 2,
-    IMP_CACHE_SCORE = 3,    /* access frequency x important share (the paper, 4.3) */
-    IMP_CACHE_ATTENTION = 4 /* attention that a chunk got so far (ContiguousKV) */
+    IMP_CACHE_SCORE = 3,     /* access frequency x important share (the paper, 4.3) */
+    IMP_CACHE_ATTENTION = 4, /* attention that a chunk got so far (ContiguousKV) */
+    IMP_CACHE_OF_STORE = 5   /* only for a load: the store's own policy */
 } imp_cache;
 
 /* What is read before a layer's queries are known, as far as buffers reach. */
@@ -432,14 +433,17 @@ typedef struct imp_load_opts {
     imp_record record;
 } imp_load_opts;
 
-/* Fill in the defaults (everything, in order of layers: system `as`) for a caller whose imp_load_opts has so many
- * bytes. */
+/* Fill in the defaults (everything, in order of layers, as system `as`, with the store's cache policy) for a caller
+ * whose imp_load_opts has so many bytes. */
 void imp_load_opts_fill(imp_load_opts *opts, size_t struct_bytes);
 static inline void imp_load_opts_init(imp_load_opts *opts) { imp_load_opts_fill(opts, sizeof *opts); }
 
+/* Would imp_load_begin() take these options? 0, or IMP_E_ARG. */
+int imp_load_opts_check(const imp_load_opts *opts);
+
 /* Start loading the leased prefix: reads that don't depend on queries are issued at once, in layer order.
  * Layers must then be asked for in rising order, each at most once in a pass; one may be left out.
- * `opts` NULL: the defaults, with the store's cache policy. Owner: the caller, until imp_load_end().
+ * `opts` NULL: the defaults. Owner: the caller, until imp_load_end().
  * Returns 0, or with `*out` = NULL, and the lease as it was: IMP_E_ARG (an option out of range), IMP_E_UNSUPPORTED (one
  * that this version doesn't know), IMP_E_NOMEM, IMP_E_IO (no queue to read by). What a segment lacks (probe keys,
  * sketches, a ranking) is no error: see n_fallback, and IMP_RANK_PREFILL. */

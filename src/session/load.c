@@ -25,6 +25,7 @@ static imp_load_opts default_opts(void)
 {
     imp_load_opts o = {.struct_bytes = sizeof o, .retention = 1.0};
     imp_system_preset("as", &o.switches);
+    o.switches.cache = IMP_CACHE_OF_STORE;
     return o;
 }
 
@@ -45,7 +46,7 @@ static int check_opts(imp_load_opts *o)
         return imp_fail(IMP_E_ARG, "unknown identification %d", (int)s->identify);
     if ((unsigned)s->prefetch > IMP_PREFETCH_CHUNKS)
         return imp_fail(IMP_E_ARG, "unknown prefetch %d", (int)s->prefetch);
-    if ((unsigned)s->cache > IMP_CACHE_ATTENTION) return imp_fail(IMP_E_ARG, "unknown cache policy %d", (int)s->cache);
+    if ((unsigned)s->cache > IMP_CACHE_OF_STORE) return imp_fail(IMP_E_ARG, "unknown cache policy %d", (int)s->cache);
     if ((unsigned)o->rank > IMP_RANK_RECONSTRUCTION) return imp_fail(IMP_E_ARG, "unknown ranking %d", (int)o->rank);
     if ((unsigned)o->record > IMP_RECORD_RANKING)
         return imp_fail(IMP_E_ARG, "unknown kind of record %d", (int)o->record);
@@ -64,6 +65,18 @@ static int check_opts(imp_load_opts *o)
     if (!(o->history_weight < 0) && !(o->history_weight > 0)) o->history_weight = imp_blend_default().weight;
     if (!o->period) o->period = DEFAULT_PERIOD;
     return 0;
+}
+
+static int take_opts(const imp_load_opts *opts, imp_load_opts *out)
+{
+    int rc = imp_opts_take(out, sizeof *out, least_opts_bytes, opts, "imp_load_opts");
+    return rc == 0 ? check_opts(out) : rc;
+}
+
+int imp_load_opts_check(const imp_load_opts *opts)
+{
+    imp_load_opts o = default_opts();
+    return opts ? take_opts(opts, &o) : imp_fail(IMP_E_ARG, "imp_load_opts_check: no options");
 }
 
 /* The k of imp_load_count(). The product's rounding error must not ask for one token more. */
@@ -315,10 +328,9 @@ int imp_load_begin(imp_lease *lease, const imp_load_opts *opts, imp_load **out)
     imp_kept_line kept;
     imp_error_keep(&kept);
     imp_load_opts o = default_opts();
-    o.switches.cache = imp_store_options(lease->store)->cache;
-    int rc = opts ? imp_opts_take(&o, sizeof o, least_opts_bytes, opts, "imp_load_opts") : 0;
-    if (rc == 0) rc = check_opts(&o);
+    int rc = opts ? take_opts(opts, &o) : check_opts(&o);
     if (rc < 0) return rc;
+    if (o.switches.cache == IMP_CACHE_OF_STORE) o.switches.cache = imp_store_options(lease->store)->cache;
 
     imp_load *load = imp_calloc(1, sizeof *load);
     if (!load) return imp_fail(IMP_E_NOMEM, "no memory for a load");

@@ -431,12 +431,15 @@ static void test_arguments(void **state)
     imp_load *load = NULL;
     imp_load_opts opts, good;
     imp_load_opts_init(&good);
+    assert_int_equal(imp_load_opts_check(&good), 0);
+    assert_int_equal(imp_load_opts_check(NULL), IMP_E_ARG);
     assert_int_equal(imp_load_begin(NULL, NULL, &load), IMP_E_ARG);
     static const double bad[] = {0, -1, 1.0001, NAN, INFINITY};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         opts = good;
         opts.retention = bad[i];
         assert_int_equal(imp_load_begin(lease, &opts, &load), IMP_E_ARG);
+        assert_int_equal(imp_load_opts_check(&opts), IMP_E_ARG);
         assert_null(load);
     }
 #define REFUSED(field, value, code)                                   \
