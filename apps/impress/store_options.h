@@ -31,7 +31,7 @@ typedef struct store_settings {
     {"io-limit", 0, OPT_SIZE, offsetof(base, store.io_limit), "SIZE",                                                  \
      "read no more than SIZE a second, as a slower disk would", false},                                                \
     {"host-cache", 0, OPT_SIZE, offsetof(base, store.host_cache), "SIZE",                                              \
-     "keep chunks in so much memory (default: 0)", false},                                                             \
+     "keep chunks in so much memory (default: 0; of serve: 1G)", false},                                               \
     {"device-cache", 0, OPT_SIZE, offsetof(base, store.device_cache), "SIZE",                                          \
      "and the best of them in so much more, the device tier, which in\nthis version is memory too (default: 0)",       \
      false},                                                                                                           \

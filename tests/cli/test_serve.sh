@@ -160,4 +160,26 @@ ok(r.text == first.text, (r.text, first.text))
 ok(s.stop() == 0, "stop")
 finish()
 PY
+
+# HTTPS.
+if command -v openssl >/dev/null && command -v curl >/dev/null; then
+    openssl req -x509 -newkey rsa:2048 -nodes -keyout "$tmp/key.pem" -out "$tmp/cert.pem" -days 2 -subj /CN=localhost \
+        -addext subjectAltName=IP:127.0.0.1 2>/dev/null
+    "$IMPRESS" serve -m "$IMPRESS_MODEL" --store none --port 0 --slots 1 --ctx-size 256 --tls-cert "$tmp/cert.pem" \
+        --tls-key "$tmp/key.pem" 2>"$tmp/tls.log" &
+    server=$!
+    for _ in $(seq 600); do
+        port=$(sed -n 's/.*"event":"listening".*"port":\([0-9]*\).*/\1/p' "$tmp/tls.log")
+        [ -z "$port" ] || break
+        sleep 0.1
+    done
+    curl -s -m 60 --cacert "$tmp/cert.pem" "https://127.0.0.1:$port/v1/completions" \
+        -d '{"prompt": "Hello", "max_tokens": 2, "stream": true}' >"$tmp/tls.out" || fail "HTTPS: $(cat "$tmp/tls.log")"
+    grep -qF '[DONE]' "$tmp/tls.out" || fail "HTTPS: $(cat "$tmp/tls.out")"
+    curl -s -m 10 "http://127.0.0.1:$port/health" >/dev/null && fail "plain HTTP on a port for HTTPS"
+    kill -TERM $server
+    wait $server || fail "HTTPS: exit code $?"
+    "$IMPRESS" serve -m "$IMPRESS_MODEL" --store none --port 0 --tls-cert "$tmp/key.pem" --tls-key "$tmp/cert.pem" 2>"$tmp/err"
+    [ $? -eq 1 ] && grep -q 'a certificate and its key' "$tmp/err" || fail "a certificate that is none: $(cat "$tmp/err")"
+fi
 finish

@@ -31,8 +31,8 @@ static bool reserve(ahead *a, job *j, uint64_t bytes)
     return ok;
 }
 
-/* Bring the prefix of a prompt that is stored into the host tier: a load like any other, whose rows are thrown away. They
- * enter the tier when they are gathered. */
+/* Bring the prefix of a prompt that is stored into the host tier: a load like any other, whose rows are thrown
+ * away. They enter the tier when they are gathered. */
 static void read_prefix(ahead *a, job *j)
 {
     imp_space *space = j->space;

@@ -1,5 +1,5 @@
-/* ahead.h: reads what the store has of waiting requests' prompts into the host tier, on a thread of its own, so that it is
- * there when their turn comes. */
+/* ahead.h: reads what the store has of waiting requests' prompts into the host tier, on a thread of its own, so
+ * that it is there when their turn comes. */
 #ifndef SERVE_AHEAD_H
 #define SERVE_AHEAD_H
 
@@ -7,8 +7,8 @@
 
 typedef struct ahead ahead;
 
-/* `n_layers` of the model. What was read ahead and not yet taken is at most `budget` bytes: more would push itself out of
- * the tier. NULL: no memory, or no thread. */
+/* `n_layers` of the model. What was read ahead and not yet taken is at most `budget` bytes: more would push itself
+ * out of the tier. NULL: no memory, or no thread. */
 ahead *ahead_open(uint32_t n_layers, uint64_t budget);
 void ahead_close(ahead *a); /* what waits is forgotten; NULL is allowed */
 

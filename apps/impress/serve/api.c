@@ -12,7 +12,7 @@
 
 enum { LOOK_MS = 200, COMMENT_MS = 10000 }; /* how often a waiting connection looks for its client, and writes to it */
 
-/* ------------------------------------------------------------------------------------------ what a request wants ---- */
+/* -------------------------------------------------------------------------------------- what a request wants ---- */
 
 /* How a request uses the store. Returns 0, or -1 with the error. */
 static int make_request(const api *a, const oai_request *q, app_system *system, imp_llama_request *out, oai_error *e)
@@ -93,7 +93,7 @@ job *api_make_job(const api *a, const http_request *r, const oai_request *q, app
     return j;
 }
 
-/* ----------------------------------------------------------------------------------------------- what it becomes ---- */
+/* ------------------------------------------------------------------------------------------- what it becomes ---- */
 
 /* An answer on its way out. */
 typedef struct answer {
@@ -234,7 +234,8 @@ static void reply_whole(answer *w, http_request *r, http_reply *out)
         const oai_piece *pieces;
         size_t n;
         end = w->news.end != JOB_RUNNING;
-        if (chat_answer_add(w->parser, w->news.text.data ? w->news.text.data : "", w->news.text.n, end, &pieces, &n) < 0)
+        const oai_buffer *text = &w->news.text;
+        if (chat_answer_add(w->parser, text->data ? text->data : "", text->n, end, &pieces, &n) < 0)
             oai_fail(&e, 500, "out_of_memory", NULL, "out of memory");
         for (job_logprob *l = w->news.logprobs, *next; l; l = next) {
             next = l->next;

@@ -644,7 +644,7 @@ static void *run(void *user)
     return NULL;
 }
 
-/* -------------------------------------------------------------------------------------------- from other threads ---- */
+/* ---------------------------------------------------------------------------------------- from other threads ---- */
 
 int engine_submit(engine *e, job *j, oai_error *error, unsigned *retry_after_s)
 {

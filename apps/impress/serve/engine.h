@@ -2,13 +2,13 @@
  *
  *     connections --engine_submit()--> inbox --> waiting --> slot --> job_take()
  *
- * One thread owns the context. A slot is a sequence: it holds the tokens of its last request until another one takes it.
- * Each step of the thread is one imp_llama_decode() with the next token of every slot that answers, and a slice of the
- * prompt of one slot that doesn't yet: small enough that the others aren't held up for long.
+ * One thread owns the context. A slot is a sequence: it holds the tokens of its last request until another one
+ * takes it. Each step of the thread is one imp_llama_decode() with the next token of every slot that answers, and a
+ * slice of the prompt of one slot that doesn't yet: small enough that the others aren't held up for long.
  *
- * A request takes the free slot whose tokens are most like its prompt; or copies the cells of a busy one; or loads what the
- * store has, if that is more. One whose prefix is being computed for another request waits for that: it is computed once.
- * While requests wait, a second thread reads what the store has of their prompts into the host tier. */
+ * A request takes the free slot whose tokens are most like its prompt; or copies the cells of a busy one; or loads
+ * what the store has, if that is more. One whose prefix is being computed for another request waits for that: it is
+ * computed once. While requests wait, a second thread reads what the store has of their prompts into the host tier. */
 #ifndef SERVE_ENGINE_H
 #define SERVE_ENGINE_H
 
@@ -39,7 +39,8 @@ int engine_open(const engine_opts *opts, engine **out);
 /* What is done otherwise than the default request says, in this model, as one line; "": nothing. */
 const char *engine_note(const engine *e);
 
-/* Queue a job. Returns 0, or -1 with *error and the job left to the caller alone; *retry_after_s: when to come again. */
+/* Queue a job. Returns 0, or -1 with *error and the job left to the caller alone; *retry_after_s: when to come
+ * again. */
 int engine_submit(engine *e, job *j, oai_error *error, unsigned *retry_after_s);
 /* Look for cancelled jobs soon. */
 void engine_wake(engine *e);

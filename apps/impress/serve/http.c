@@ -308,8 +308,8 @@ static bool check(exchange *x)
     return true;
 }
 
-/* Of such a length that it isn't even received to be forgotten. A client that finds its connection closed while it still
- * sends doesn't see the reply, as a rule. */
+/* Of such a length that it isn't even received to be forgotten. A client that finds its connection closed while it
+ * still sends doesn't see the reply, as a rule. */
 static bool is_hopeless(const exchange *x)
 {
     const char *length = MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Content-Length");

@@ -1,9 +1,9 @@
-/* http.h: requests in, replies out, over libmicrohttpd with a thread for each connection. It knows of routes, keys, limits
- * and time, not of what is asked.
+/* http.h: requests in, replies out, over libmicrohttpd with a thread for each connection. It knows of routes, keys,
+ * limits and time, not of what is asked.
  *
- * A connection that doesn't bring its whole request in time is closed, also one that sends a byte now and then. Bodies are
- * taken up to a bound. While a handler works, or a stream waits, http_gone() tells when nobody listens any more: also where
- * the client has only closed its sending half. */
+ * A connection that doesn't bring its whole request in time is closed, also one that sends a byte now and then.
+ * Bodies are taken up to a bound. While a handler works, or a stream waits, http_gone() tells when nobody listens
+ * any more: also where the client has only closed its sending half. */
 #ifndef SERVE_HTTP_H
 #define SERVE_HTTP_H
 
@@ -37,8 +37,8 @@ typedef struct http_reply {
     unsigned retry_after; /* seconds; 0: no such header */
     char *policy;         /* Content-Security-Policy; NULL: no such header. Allocated, taken over */
     const char *allow;    /* with 405 */
-    /* A stream instead of a body: `read` puts up to `room` bytes into `buf`, waiting for the first; 0: its end, -1: it broke.
-     * `close` is called in any case, at last. */
+    /* A stream instead of a body: `read` puts up to `room` bytes into `buf`, waiting for the first; 0: its end, -1:
+     * it broke. `close` is called in any case, at last. */
     ssize_t (*read)(void *stream, http_request *r, char *buf, size_t room);
     void (*close)(void *stream, http_request *r);
     void *stream;

@@ -1,5 +1,6 @@
-/* job.h: one request on its way through the engine. Two sides hold it: the connection that asked, and the engine. What
- * flows from the second to the first goes through job_take(); all else is written by one side before the other sees it. */
+/* job.h: one request on its way through the engine. Two sides hold it: the connection that asked, and the engine.
+ * What flows from the second to the first goes through job_take(); all else is written by one side before the other
+ * sees it. */
 #ifndef SERVE_JOB_H
 #define SERVE_JOB_H
 

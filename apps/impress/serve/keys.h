@@ -7,9 +7,9 @@
 
 typedef struct key_ring key_ring;
 
-/* The keys of file `path` (NULL: none) and of the comma-separated list `inline_keys` (NULL: none). In the file each line is
- * a key, or a key, blanks and the name of its tenant; # begins a comment. A key without a name is a tenant of its own.
- * Returns 0, or 1 after one line on standard error. */
+/* The keys of file `path` (NULL: none) and of the comma-separated list `inline_keys` (NULL: none). In the file each
+ * line is a key, or a key, blanks and the name of its tenant; # begins a comment. A key without a name is a tenant
+ * of its own. Returns 0, or 1 after one line on standard error. */
 int key_ring_open(const char *path, const char *inline_keys, key_ring **out);
 void key_ring_close(key_ring *r); /* NULL is allowed */
 size_t key_ring_size(const key_ring *r);

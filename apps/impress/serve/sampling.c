@@ -47,8 +47,9 @@ token_sampler *token_sampler_new(const struct llama_vocab *vocab, const oai_samp
     bool ok = t->chain;
     if (ok && s->n_bias) ok = add_bias(t, s);
     if (ok && penalties)
-        ok = add(t->chain, llama_sampler_init_penalties((int32_t)t->n_vocab, (int32_t)n_window, (float)s->repeat_penalty,
-                                                        (float)s->frequency_penalty, (float)s->presence_penalty));
+        ok = add(t->chain, llama_sampler_init_penalties((int32_t)t->n_vocab, (int32_t)n_window,
+                                                        (float)s->repeat_penalty, (float)s->frequency_penalty,
+                                                        (float)s->presence_penalty));
     if (ok && cold) {
         ok = add(t->chain, llama_sampler_init_greedy());
     } else if (ok) {

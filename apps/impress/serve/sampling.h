@@ -15,7 +15,8 @@ token_sampler *token_sampler_new(const struct llama_vocab *vocab, const oai_samp
                                  size_t n_window);
 void token_sampler_free(token_sampler *s); /* NULL is allowed */
 
-/* Choose, and take note of the choice; `scratch` has room for n_vocab. LLAMA_TOKEN_NULL: the grammar leaves nothing over. */
+/* Choose, and take note of the choice; `scratch` has room for n_vocab. LLAMA_TOKEN_NULL: the grammar leaves nothing
+ * over. */
 llama_token token_sampler_next(token_sampler *s, const float *logits, llama_token_data *scratch);
 
 /* log of the sum of exp(logits): a logit less it is its token's log-probability. */

@@ -17,7 +17,8 @@
 
 typedef struct serve_settings {
     store_settings store;
-    const char *model, *alias, *host, *system, *cache_type, *template, *api_key_file, *admin_key_file, *tls_cert, *tls_key;
+    const char *model, *alias, *host, *system, *cache_type, *template;
+    const char *api_key_file, *admin_key_file, *tls_cert, *tls_key;
     uint64_t port, n_slots, n_ctx, n_cells, n_queue, n_threads, n_batch, n_ubatch, slice_ms, max_body, connections;
     uint64_t timeout_s, limit_s, drain_s;
     double retention; /* RETENTION_DEFAULT: not given */
@@ -39,8 +40,8 @@ static const opt options[] = {
     {"cells", 0, OPT_COUNT, AT(n_cells), "N", "tokens that all slots hold together (default: slots x ctx)", false},
     {"queue", 0, OPT_COUNT, AT(n_queue), "N", "requests that may wait; more are refused (default: 64)", false},
     {"system", 's', OPT_TEXT, AT(system), "NAME",
-     "how prefixes are brought back, where a request doesn't say:\nNAME or NAME+SWITCH=VALUE...; `impress systems` lists them\n"
-     "(default: " DEFAULT_SYSTEM ")", false},
+     "how prefixes are brought back, where a request doesn't say:\n"
+     "NAME or NAME+SWITCH=VALUE...; `impress systems` lists them\n(default: " DEFAULT_SYSTEM ")", false},
     {"retention", 'r', OPT_REAL, AT(retention), "SHARE",
      "share of a prefix's tokens that each layer gets, over 0 to 1\n(default: 0.25 for systems that choose)", false},
     STORE_OPTS(serve_settings),
@@ -48,9 +49,11 @@ static const opt options[] = {
     {"look-ahead", 0, OPT_FLAG, AT(look_ahead), NULL,
      "read the prefixes of waiting requests into the host cache\n(default; --look-ahead=no: don't)", false},
     {"api-key-file", 0, OPT_TEXT, AT(api_key_file), "FILE",
-     "keys that clients need, one a line, each with a name if you\nlike; also $IMPRESS_API_KEY, separated by commas", false},
+     "keys that clients need, one a line, each with a name if you\nlike; also $IMPRESS_API_KEY, separated by commas",
+     false},
     {"admin-key-file", 0, OPT_TEXT, AT(admin_key_file), "FILE",
-     "keys for /admin/ and the page at /ui, one a line; also\n$IMPRESS_ADMIN_KEY. Without any there is no admin API", false},
+     "keys for /admin/ and the page at /ui, one a line; also\n$IMPRESS_ADMIN_KEY. Without any there is no admin API",
+     false},
     {"open", 0, OPT_FLAG, AT(open), NULL, "serve other machines although there are no keys", false},
     {"tls-cert", 0, OPT_TEXT, AT(tls_cert), "FILE", "serve HTTPS with this certificate (PEM)", false},
     {"tls-key", 0, OPT_TEXT, AT(tls_key), "FILE", "and this key", false},
@@ -91,7 +94,8 @@ static bool is_loopback(const char *host)
 static int check(const serve_settings *s)
 {
     if (!s->model) return opt_misuse(&serve_command, "no model: -m MODEL.gguf");
-    if (s->port > 65535) return opt_misuse(&serve_command, "--port wants 0 to 65535, not %llu", (unsigned long long)s->port);
+    if (s->port > 65535)
+        return opt_misuse(&serve_command, "--port wants 0 to 65535, not %llu", (unsigned long long)s->port);
     if (s->n_slots < 1 || s->n_slots > ENGINE_MAX_SLOTS)
         return opt_misuse(&serve_command, "--slots wants 1 to %d, not %llu", ENGINE_MAX_SLOTS,
                           (unsigned long long)s->n_slots);
@@ -209,7 +213,8 @@ static void serve_until_told(server *v, const sigset_t *signals)
 {
     int signal;
     while (sigwait(signals, &signal) != 0) continue;
-    log_event("info", "draining", json_pack("{s:i, s:I}", "signal", signal, "jobs", (json_int_t)engine_n_jobs(v->engine)));
+    log_event("info", "draining",
+              json_pack("{s:i, s:I}", "signal", signal, "jobs", (json_int_t)engine_n_jobs(v->engine)));
     engine_drain(v->engine);
     http_quiesce(v->http);
     uint64_t until = job_now_ns() + v->s->drain_s * 1000000000;
@@ -236,7 +241,8 @@ static void close_server(server *v)
 int cmd_serve(int argc, char **argv)
 {
     serve_settings s = {
-        .host = "127.0.0.1", .port = 8080, .n_slots = 4, .n_queue = 64, .n_batch = 2048, .n_ubatch = 512,
+        .store.host_cache = 1 << 30, .host = "127.0.0.1", .port = 8080, .n_slots = 4, .n_queue = 64, .n_batch = 2048,
+        .n_ubatch = 512,
         .slice_ms = 150, .max_body = 16 << 20, .connections = 256, .timeout_s = 30, .limit_s = 900, .drain_s = 30,
         .retention = RETENTION_DEFAULT, .system = DEFAULT_SYSTEM, .look_ahead = true,
     };
@@ -274,7 +280,8 @@ int cmd_serve(int argc, char **argv)
                   json_pack("{s:s, s:i, s:s, s:I, s:I, s:s, s:s, s:s, s:i}", "host", s.host, "port",
                             (int)http_port(v.http), "model", v.name, "context", (json_int_t)v.api.n_ctx, "slots",
                             (json_int_t)s.n_slots, "system", v.api.system.name, "store",
-                            stats.io_mode ? stats.io_mode : "none", "note", engine_note(v.engine), "pid", (int)getpid()));
+                            stats.io_mode ? stats.io_mode : "none", "note", engine_note(v.engine), "pid",
+                            (int)getpid()));
         serve_until_told(&v, &signals);
     }
     close_server(&v);

@@ -1,5 +1,5 @@
-/* stops.h: which bytes of an answer may go out. What could still become a stop string, or is a part of a character, waits.
- * Pure. */
+/* stops.h: which bytes of an answer may go out. What could still become a stop string, or is a part of a character,
+ * waits. Pure. */
 #ifndef SERVE_STOPS_H
 #define SERVE_STOPS_H
 
