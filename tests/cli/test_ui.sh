@@ -76,6 +76,9 @@ ok("were computed" in b.eval("document.querySelector('#tokens').textContent"), "
 
 # The tree by keyboard: to it, down, select, unfold; what is selected is told and shown.
 b.eval("document.querySelector('#refresh').focus()")
+b.key("Enter")
+newest = "document.querySelector('[role=group] > [role=treeitem]')"
+ok(b.wait(newest + ".hasAttribute('aria-expanded')", "the newest first"), "the prefix that was used last comes first")
 b.key("Tab")
 ok(b.eval("document.activeElement.getAttribute('role')") == "treeitem", "one Tab into the tree: " + focused())
 first = focused()
