@@ -31,7 +31,7 @@ typedef struct copying {
 
 static void copy_row(copying *c, unsigned char *to, const unsigned char *from, size_t row_bytes)
 {
-    if (to != c->to + c->n_bytes || from != c->from + c->n_bytes) {
+    if (!c->n_bytes || to != c->to + c->n_bytes || from != c->from + c->n_bytes) {
         if (c->n_bytes) memcpy(c->to, c->from, c->n_bytes);
         *c = (copying){.to = to, .from = from};
     }
