@@ -256,22 +256,28 @@ out:
 
 /* ---- the result */
 
-static int print_json(const chat *c, const app_system *system)
+/* One object a line. */
+static int print_row(const chat *c, const app_system *system, size_t way, size_t at)
+{
+    const outcome *o = &c->outcomes[way][at];
+    const imp_llama_report *r = &o->report;
+    json_t *row = json_pack(
+        "{s:s, s:s, s:o, s:s, s:f, s:i, s:f, s:f, s:f, s:I, s:I, s:I, s:I, s:I}", "bench", "chat", "way",
+        way_names[way], "model", report_text(c->s->model), "system", system->name, "retention", system->load.retention,
+        "turn", (int)at + 1, "kl_first", o->kl_first, "kl", o->kl, "same", (double)o->n_same / (double)o->n_rows,
+        "prompt_tokens", (json_int_t)r->prompt_tokens, "matched_tokens", (json_int_t)r->matched_tokens,
+        "loaded_tokens", (json_int_t)r->loaded_tokens, "computed_tokens", (json_int_t)r->query_tokens,
+        "answer_tokens", (json_int_t)o->n_rows);
+    bool bad = !row || json_dumpf(row, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9)) != 0 || putchar('\n') == EOF;
+    json_decref(row);
+    return bad ? app_fail("can't print the figures") : 0;
+}
+
+static int print_json(const chat *c, const app_system *systems)
 {
     int rc = 0;
-    for (size_t w = 0; w < N_WAYS; w++) {
-        for (size_t i = 0; rc == 0 && i < c->n_turns; i++) {
-            const outcome *o = &c->outcomes[w][i];
-            const imp_llama_report *r = &o->report;
-            rc = report_print_json(json_pack(
-                "{s:s, s:o, s:s, s:f, s:i, s:f, s:f, s:f, s:I, s:I, s:I, s:I, s:I}", "way", way_names[w], "model",
-                report_text(c->s->model), "system", w ? system->name : "as", "retention",
-                w ? system->load.retention : 1.0, "turn", (int)i + 1, "kl_first", o->kl_first, "kl", o->kl, "same",
-                (double)o->n_same / (double)o->n_rows, "prompt_tokens", (json_int_t)r->prompt_tokens, "matched_tokens",
-                (json_int_t)r->matched_tokens, "loaded_tokens", (json_int_t)r->loaded_tokens, "computed_tokens",
-                (json_int_t)r->query_tokens, "answer_tokens", (json_int_t)o->n_rows));
-        }
-    }
+    for (size_t way = 0; way < N_WAYS; way++)
+        for (size_t i = 0; rc == 0 && i < c->n_turns; i++) rc = print_row(c, &systems[way], way, i);
     return rc;
 }
 
@@ -348,7 +354,7 @@ int bench_chat(int argc, char **argv)
     }
     if (rc == 0) rc = hold(&c, n_ctx);
     for (size_t w = 0; rc == 0 && w < N_WAYS; w++) rc = hold_again(&c, w, &systems[w], n_ctx);
-    if (rc == 0) rc = s.json ? print_json(&c, &systems[1]) : print_table(&c, &systems[1]);
+    if (rc == 0) rc = s.json ? print_json(&c, systems) : print_table(&c, &systems[1]);
 
     for (size_t i = 0; i < c.n_turns; i++) free(c.turns[i].logits);
     app_prompt_free(&c.words);
