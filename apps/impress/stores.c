@@ -198,7 +198,12 @@ int app_stores_settle(app_stores *s, const app_system *system, const app_prefix 
     imp_llama_clear(s->ctx);
     const imp_load_opts *o = &system->load;
     bool ranks = o->switches.identify == IMP_IDENTIFY_STATIC && o->rank == IMP_RANK_RECONSTRUCTION;
-    if (ranks && imp_llama_rank_prefix(s->ctx, 0, p->tokens, p->n) < 0) return app_fail("%s", imp_last_error());
+    int status = ranks ? imp_llama_rank_prefix(s->ctx, 0, p->tokens, p->n) : 0;
+    if (status == IMP_E_NOTFOUND) /* too short to be stored, say: nothing is loaded then, by no ranking */
+        fprintf(stderr, "impress: note: %s: no ranking of a prefix of %zu tokens: %s\n", system->name, p->n,
+                imp_last_error());
+    else if (status < 0)
+        return app_fail("%s", imp_last_error());
     if (learns(system) && imp_store_reorder(s->current, NULL) < 0)
         fprintf(stderr, "impress: note: %s: not reordered: %s\n", system->name, imp_last_error());
     match_once(s, p);

@@ -103,6 +103,12 @@ head -7 "$tmp/s.jsonl" >"$tmp/s2.jsonl"
     --json >"$tmp/6.json" 2>"$tmp/err" || fail "eval taken up: $(cat "$tmp/err")"
 json_ok "$tmp/6.json" '[(r["accuracy"], r["agreement"]) for r in d] == [(r["accuracy"], r["agreement"]) for r in json.load(open("'"$tmp/5.json"'"))]'
 json_ok "$tmp/6.json" 'all(abs(a["kl"] - b["kl"]) < 0.02 and abs(a["mass"] - b["mass"]) < 0.02 for a, b in zip(d, json.load(open("'"$tmp/5.json"'"))))'
+# A prefix too short to be stored has no ranking either: a note, and the others are scored.
+"$IMPRESS" eval -m "$IMPRESS_MODEL" --tasks "$tasks" --store "$tmp/short" --shots 2 --warm 0 --limit 1 \
+    --systems spi+rank=reconstruction,as --out "$tmp/short.jsonl" --json >"$tmp/7.json" 2>"$tmp/err" ||
+    fail "eval on a short prefix: $(cat "$tmp/err")"
+grep -q 'spi+rank=reconstruction: no ranking' "$tmp/err" || fail "eval on a short prefix says: $(cat "$tmp/err")"
+json_ok "$tmp/7.json" '[r["system"] for r in d] == ["spi+rank=reconstruction", "as"] and all(r["bytes_read"] == 0 for r in d)'
 # One run at a time.
 exec 9>"$tmp/store/lock"
 flock -n 9 || fail "a run left the lock taken"
