@@ -37,6 +37,11 @@ def count(start, n=7):
     return "\n\nNumbers in order: " + ", ".join(str(i) for i in range(start, start + n)) + ","
 
 
+def endless(**fields):
+    """A request whose answer doesn't end before max_tokens: this model's two tokens for an end never come."""
+    return dict(fields, logit_bias={"0": -100, "2": -100})
+
+
 class Reply:
     def __init__(self, status, headers, body):
         self.status, self.headers, self.body = status, headers, body

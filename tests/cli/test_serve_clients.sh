@@ -37,7 +37,7 @@ for turn in range(5):
 
 # Clients that go away: in the queue, while the prompt is read, while the answer streams. The server is idle soon after.
 for wait in (0, 0.3, 1):
-    gone = [s.open(dict(prompt=words(400, 900 + i), max_tokens=500, stream=i % 2 == 0)) for i in range(6)]
+    gone = [s.open(endless(prompt=words(400, 900 + i), max_tokens=500, stream=i % 2 == 0)) for i in range(6)]
     time.sleep(wait)
     for c in gone:
         c.close()
@@ -66,14 +66,14 @@ while open_ and time.time() - start < 60:
         except OSError:
             open_.discard(c)
 ok(not open_, "a client that dawdles is cut off")
-half = s.open(dict(prompt=words(300, 77), max_tokens=400))
+half = s.open(endless(prompt=words(300, 77), max_tokens=400))
 half.shutdown(socket.SHUT_WR)
 s.wait_for(s.idle, "a half-closed client counts as gone")
 ok(s.stop() == 0, "stop")
 
 # A queue that is full says so, and when to come again.
 s = Server("--slots", "1", "--queue", "1", "--ctx-size", "1024", store="none")
-held = [s.open(dict(prompt=words(100, 20 + i), max_tokens=900, stream=True)) for i in range(2)]
+held = [s.open(endless(prompt=words(100, 20 + i), max_tokens=900, stream=True)) for i in range(2)]
 s.wait_for(lambda: s.busy() == 1 and s.metrics()["impress_queue_length"] == 1, "a full queue")
 r = s.complete("x", 1)
 ok(r.status == 503 and int(r.headers["retry-after"]) >= 1 and r.error["code"] == "queue_full", r)
