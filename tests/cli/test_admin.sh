@@ -166,7 +166,7 @@ ok(s.request("GET", "/admin/stats", headers={"Authorization": "Bearer key-of-ber
 ok(get("/metrics").status == 200 and s.get("/metrics").status == 401, "both keys read the metrics")
 ok(s.stop() == 0, "stop")
 
-s = Server("--slots", "1", "--ctx-size", "512", env={"IMPRESS_ADMIN_KEY": admin_key}, store="none")
+s = Server("--slots", "1", "--ctx-size", "512", "--host-cache", "0", env={"IMPRESS_ADMIN_KEY": admin_key}, store="none")
 ok(get("/admin/stats").json["store"] is None, "no store")
 refused(409, get("/admin/prefixes"), "no store", "no_store")
 refused(409, post("/admin/warm", {"prompt": "x"}), "no store")
