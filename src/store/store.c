@@ -69,7 +69,8 @@ static int fill_options(imp_store_opts *o, const imp_store_opts *given)
     if (o->reorder_period_s == 0) o->reorder_period_s = DEFAULT_REORDER_S;
     if (o->reorder_after == 0) o->reorder_after = DEFAULT_REORDER_AFTER;
     if (o->limit_bytes < LEAST_LIMIT) {
-        return imp_fail(IMP_E_ARG, "store: a limit of %llu bytes, must be %d at least",
+        return imp_fail(IMP_E_ARG, "store: %s of %llu bytes, must be %d at least",
+                        o->flags & IMP_STORE_MEMORY ? "in memory, tiers" : "a limit",
                         (unsigned long long)o->limit_bytes, LEAST_LIMIT);
     }
     if (o->chunk_tokens % 16 != 0 || o->chunk_tokens > 256) {

@@ -225,6 +225,7 @@ static void test_bad_options(void **state)
     opts.flags = IMP_STORE_MEMORY;
     opts.host_cache_bytes = 1000; /* too little for anything */
     assert_int_equal(imp_store_open(NULL, &opts, &s), IMP_E_ARG);
+    assert_non_null(strstr(imp_last_error(), "tiers of 1000 bytes"));
     opts.host_cache_bytes = 0;
     assert_int_equal(imp_store_open(NULL, &opts, &s), IMP_E_ARG);
     assert_null(s);
