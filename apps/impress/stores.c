@@ -11,7 +11,10 @@
 
 #include "model.h"
 
-enum { QUERY_ROWS = 64 }; /* of a prefix, as imp_commit_queries() keeps */
+enum {
+    QUERY_ROWS = 64,       /* of a prefix, as imp_commit_queries() keeps */
+    DEFAULT_MIN_STORE = 64 /* imp_store_opts.min_store_tokens */
+};
 
 void app_prefix_free(app_prefix *p)
 {
@@ -154,8 +157,12 @@ int app_stores_put(app_stores *s, const app_prefix *p)
     if (!s->space || p->n == 0) return 0;
     int status = copy_prefix(s->source_space, s->space, &s->shape, p->tokens, p->n, &p->queries);
     if (status == 0) status = imp_store_flush(s->current);
-    if (status < 0)
-        fprintf(stderr, "impress: note: a prefix of %zu tokens is not stored: %s\n", p->n, imp_last_error());
+    if (status == 0) return 0;
+    size_t least = s->opts.min_store_tokens ? s->opts.min_store_tokens : DEFAULT_MIN_STORE;
+    fprintf(stderr, "impress: note: a prefix of %zu tokens is not stored, and is computed instead of loaded: %s", p->n,
+            imp_last_error());
+    if (p->n < least) fprintf(stderr, " (--min-store %zu)", least);
+    fputc('\n', stderr);
     return 0;
 }
 
