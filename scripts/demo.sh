@@ -46,7 +46,7 @@ median = sorted((1, 2, 3), key=lambda i: row(i)["ttft_ms"])[1]
 shutil.copy(f"{sys.argv[1]}/stored-{median}.json", f"{sys.argv[1]}/stored.json")
 r = row(median)
 print(r["answer"])
-print(f"[{r['matched_tokens']} of {r['prefix_tokens']} handbook tokens from disk, {r['bytes_read'] / 1e6:.1f} MB read, "
+print(f"[{r['matched_tokens']} of {r['prompt_tokens']} tokens of the prompt from disk, {r['bytes_read'] / 1e6:.1f} MB read, "
       f"first token after {r['ttft_ms']:.0f} ms: I/O wait {r['io_wait_ms']:.0f}, gather {r['gather_ms']:.0f}, "
       f"compute {r['compute_ms']:.0f}]")
 PY
