@@ -677,7 +677,7 @@ static bool has_segments(const imp_store *s, imp_hash128 space)
     return false;
 }
 
-void imp_bases_sweep(imp_store *s, uint64_t *n_files, uint64_t *n_bytes)
+void imp_bases_sweep(imp_store *s, bool young_too, uint64_t *n_files, uint64_t *n_bytes)
 {
     files f;
     imp_kept_line kept;
@@ -688,7 +688,8 @@ void imp_bases_sweep(imp_store *s, uint64_t *n_files, uint64_t *n_bytes)
         struct stat st;
         if (!f.file[i].tmp && has_segments(s, f.file[i].space)) continue;
         /* Who holds the catalogue's lock is the only one to write here, so a temporary file is a killed writer's. */
-        if (!f.file[i].tmp && (!look(s, f.file[i].name, &st) || now_s - st.st_mtime < YOUNG_S)) continue;
+        bool young = !f.file[i].tmp && (!look(s, f.file[i].name, &st) || now_s - st.st_mtime < YOUNG_S);
+        if (young && !young_too) continue;
         if (imp_io_unlink(s->io, f.file[i].name) < 0) continue; /* next time */
         if (n_files) ++*n_files;
         if (n_bytes) *n_bytes += f.file[i].n_bytes;

@@ -296,6 +296,16 @@ static int trim(imp_store *s, uint64_t *n_evicted)
     return 0;
 }
 
+/* Still over the limit: bases whose last segments just went needn't wait until they are old, if nobody writes. */
+static void sweep_young_bases(imp_store *s, imp_leftovers *left)
+{
+    uint64_t segment_bytes, reserved_bytes;
+    if (imp_dir_bytes(s) <= s->opts.limit_bytes || imp_change_begin(s) < 0) return;
+    if (imp_cat_totals(s->cat, &segment_bytes, &reserved_bytes) == 0 && reserved_bytes == 0)
+        imp_bases_sweep(s, true, &left->n_files, &left->n_bytes);
+    (void)imp_change_end(s, 0);
+}
+
 int imp_store_gc(imp_store *s, imp_gc_report *report)
 {
     imp_leftovers left;
@@ -310,6 +320,7 @@ int imp_store_gc(imp_store *s, imp_gc_report *report)
     if (rc == 0) rc = trim(s, &r.evicted_nodes);
     if (rc == 0) rc = imp_reorder_evicted(s);
     if (rc < 0) return rc;
+    sweep_young_bases(s, &left);
     pthread_mutex_lock(&s->cat_lock);
     rc = s->cat ? imp_cat_compact(s->cat) : 0;
     pthread_mutex_unlock(&s->cat_lock);

@@ -118,7 +118,7 @@ static int unreserve_dead(imp_store *s, const reservations *all)
 static void sweep_bases(imp_store *s, imp_leftovers *out)
 {
     if (imp_change_begin(s) < 0) return;
-    imp_bases_sweep(s, &out->n_files, &out->n_bytes);
+    imp_bases_sweep(s, false, &out->n_files, &out->n_bytes);
     (void)imp_change_end(s, 0);
 }
 

@@ -388,9 +388,9 @@ const imp_bases *imp_bases_for(imp_store *s, const imp_job *job);
 /* As du counts: bases/ and what is in it. For imp_dir_other_bytes(). */
 uint64_t imp_bases_bytes(const imp_store *s);
 /* Inside a change: remove the bases of spaces that have no segment any more, and what killed writers left. Files
- * younger than an hour stay: the space's first segment may be on its way. For recovery and gc. `*n_files` and
- * `*n_bytes` (may be NULL) are added to. */
-void imp_bases_sweep(imp_store *s, uint64_t *n_files, uint64_t *n_bytes);
+ * younger than an hour stay, but with `young_too`: the space's first segment may be on its way. For recovery and gc.
+ * `*n_files` and `*n_bytes` (may be NULL) are added to. */
+void imp_bases_sweep(imp_store *s, bool young_too, uint64_t *n_files, uint64_t *n_bytes);
 /* For verify: read every file in bases/ and call `fn` (may be NULL) for each that isn't sound, and with `remove`
  * remove it. No mutex held. `*n_found` is added to. */
 int imp_bases_verify(imp_store *s, bool remove, void (*fn)(const imp_finding *finding, void *user), void *user,

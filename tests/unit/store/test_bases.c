@@ -261,7 +261,7 @@ static void swept(void **state)
     fd = open(imp_test_path(dir, "bases/note.txt"), O_CREAT | O_WRONLY, 0600);
     close(fd);
     assert_int_equal(imp_change_begin(w.store), 0);
-    imp_bases_sweep(w.store, &n_files, &n_bytes);
+    imp_bases_sweep(w.store, false, &n_files, &n_bytes);
     assert_int_equal(imp_change_end(w.store, 0), 0);
     assert_int_equal(n_files, 1);
     assert_int_equal(access(imp_test_path(dir, tmp), F_OK), -1);
