@@ -19,6 +19,10 @@ typedef struct inspect_settings {
 } inspect_settings;
 
 #define AT(member) offsetof(inspect_settings, member)
+#define STORE_OPT                                                                                                      \
+    {                                                                                                                  \
+        "store", 0, OPT_TEXT, AT(store.dir), "DIR", "the store, if it isn't the argument STORE", false                 \
+    }
 #define JSON_OPT                                                                                                       \
     {                                                                                                                  \
         "json", 0, OPT_FLAG, AT(json), NULL, "print JSON", true                                                        \
@@ -85,7 +89,7 @@ static bool check_nodes(const inspection *in, int *code)
 
 /* ---- ls */
 
-static const opt ls_opts[] = {JSON_OPT};
+static const opt ls_opts[] = {STORE_OPT, JSON_OPT};
 const opt_command ls_command = {
     "ls",
     "ls [STORE] [--json]",
@@ -159,7 +163,7 @@ int cmd_ls(int argc, char **argv)
 
 /* ---- stat */
 
-static const opt stat_opts[] = {JSON_OPT};
+static const opt stat_opts[] = {STORE_OPT, JSON_OPT};
 const opt_command stat_command = {"stat",    "stat [STORE] [--json]", "Sizes and counts of a store.", NULL,
                                   stat_opts, N_OPTS(stat_opts)};
 
@@ -194,6 +198,7 @@ int cmd_stat(int argc, char **argv)
 /* ---- verify */
 
 static const opt verify_opts[] = {
+    STORE_OPT,
     JSON_OPT,
     {"repair", 0, OPT_FLAG, AT(repair), NULL, "drop exactly what is bad", true},
     {"rebuild", 0, OPT_FLAG, AT(rebuild), NULL, "first make the catalogue again from the segments", true},
@@ -295,6 +300,7 @@ int cmd_rm(int argc, char **argv)
 /* ---- gc */
 
 static const opt gc_opts[] = {
+    STORE_OPT,
     JSON_OPT,
     {"limit", 0, OPT_SIZE, AT(store.limit), "SIZE", "size limit to enforce (default: 10G)", false},
     {"reorder", 0, OPT_FLAG, AT(reorder), NULL,

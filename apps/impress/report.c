@@ -110,7 +110,9 @@ void report_line(const app_row *row)
     fprintf(stderr, "[%zu tokens of prompt: %zu matched, %zu loaded, %zu computed; %s read for KV of %s]\n",
             row->prompt_tokens, r->matched_tokens, r->loaded_tokens, r->query_tokens, text_bytes(r->bytes_read, read),
             text_bytes(r->bytes_full, full));
-    if (r->n_fallback) fprintf(stderr, "[%u of %u layers went by all keys]\n", r->n_fallback, r->n_selected);
+    if (r->n_fallback)
+        fprintf(stderr, "[%u of %u layers went by all keys%s]\n", r->n_fallback, r->n_selected,
+                r->n_fallback == r->n_selected ? ": the prefix was stored without what this system identifies by" : "");
 }
 
 typedef double (*figure)(const app_row *row);

@@ -81,6 +81,8 @@ json_ok "$tmp/a.json" 'd["matched_tokens"] == 0'
 "$IMPRESS" gc "$tmp/store" --limit 1M >/dev/null || fail "gc"
 "$IMPRESS" stat "$tmp/store" --json >"$tmp/stat.json"
 json_ok "$tmp/stat.json" 'd["disk_bytes"] <= 1 << 20'
+[ "$(IMPRESS_STORE="$tmp/store" "$IMPRESS" stat --json)" = "$("$IMPRESS" stat "$tmp/store" --json)" ] || fail "IMPRESS_STORE"
+[ "$("$IMPRESS" ls --store "$tmp/store")" = "$("$IMPRESS" ls "$tmp/store")" ] || fail "--store"
 "$IMPRESS" rm "$tmp/store" --all || fail "rm --all"
 [ "$("$IMPRESS" ls "$tmp/store")" = 'the store is empty' ] || fail "rm --all left something"
 finish
