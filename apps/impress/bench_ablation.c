@@ -373,17 +373,10 @@ static double f_fallback(const app_row *r)
     return r->report.n_selected ? 100.0 * r->report.n_fallback / r->report.n_selected : 0;
 }
 
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static double median(const app_row *rows, size_t n, figure f, double *scratch)
 {
     for (size_t i = 0; i < n; i++) scratch[i] = f(&rows[i]);
-    qsort(scratch, n, sizeof *scratch, compare_doubles);
-    return n == 0 ? 0 : n % 2 ? scratch[n / 2] : (scratch[n / 2 - 1] + scratch[n / 2]) / 2;
+    return text_median(scratch, n);
 }
 
 static bool add_line(text_table *t, const cell *c, int state, double *scratch)

@@ -174,21 +174,13 @@ static double f_full(const app_row *r)
     return (double)r->report.bytes_full;
 }
 
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Median over the rows that were timed; their TTFT says so. */
 static double median(const app_row *rows, size_t n, figure f, double *scratch)
 {
     size_t m = 0;
     for (size_t i = 0; i < n; i++)
         if (rows[i].ttft_ns) scratch[m++] = f(&rows[i]);
-    if (m == 0) return 0;
-    qsort(scratch, m, sizeof *scratch, compare_doubles);
-    return m % 2 ? scratch[m / 2] : (scratch[m / 2 - 1] + scratch[m / 2]) / 2;
+    return text_median(scratch, m);
 }
 
 int report_table(const app_row *rows, size_t n_rows)

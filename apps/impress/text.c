@@ -151,6 +151,19 @@ void text_table_free(text_table *t)
     free(t);
 }
 
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double text_median(double *values, size_t n)
+{
+    if (n == 0) return 0;
+    qsort(values, n, sizeof *values, compare_doubles);
+    return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
 static uint64_t now_ns(void)
 {
     struct timespec ts;

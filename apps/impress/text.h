@@ -17,6 +17,9 @@ const char *text_bytes(uint64_t n, char buf[32]);
 /* Duration since `then_s`, "3 h ago". Returns buf. */
 const char *text_ago(int64_t then_s, int64_t now_s, char buf[32]);
 
+/* Sorts the values; 0 of none. */
+double text_median(double *values, size_t n);
+
 /* A table of strings: the first column to the left, the others to the right. */
 typedef struct text_table text_table;
 text_table *text_table_new(size_t n_columns);                                                   /* NULL: no memory */

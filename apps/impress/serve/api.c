@@ -314,7 +314,7 @@ static ssize_t stream_read(void *stream, http_request *r, char *buf, size_t room
         if (w->ended) return 0;
         if (!w->has_news && !job_take(w->j, LOOK_MS, &w->news)) {
             if (http_gone(r)) return -1;
-            if (job_now_ns() - w->wrote_ns < (uint64_t)COMMENT_MS * 1000000) continue;
+            if (app_now_ns() - w->wrote_ns < (uint64_t)COMMENT_MS * 1000000) continue;
             oai_stream_comment(&w->out);
         } else {
             w->has_news = false;
@@ -324,7 +324,7 @@ static ssize_t stream_read(void *stream, http_request *r, char *buf, size_t room
         }
         if (w->out.failed) return -1;
     }
-    w->wrote_ns = job_now_ns();
+    w->wrote_ns = app_now_ns();
     size_t n = w->out.n - w->sent < room ? w->out.n - w->sent : room;
     memcpy(buf, w->out.data + w->sent, n);
     w->sent += n;
@@ -372,13 +372,13 @@ static answer *open_answer(const api *a, const oai_request *q, const app_system 
     w->chat = q->chat;
     w->stream = q->stream;
     uint8_t random[12] = {0};
-    if (getrandom(random, sizeof random, 0) < 0) memcpy(random, &(uint64_t){job_now_ns()}, 8);
+    if (getrandom(random, sizeof random, 0) < 0) memcpy(random, &(uint64_t){app_now_ns()}, 8);
     oai_make_id(q->chat, random, w->id);
     w->head = (oai_head){q->chat, w->id, (int64_t)time(NULL), a->model.id, q->include_usage};
     w->n_prompt_chars = q->prompt ? count_chars(q->prompt) : 0;
     w->system = *system;
     w->parser = chat_answer_new(j->plan);
-    w->wrote_ns = job_now_ns();
+    w->wrote_ns = app_now_ns();
     if (w->parser) return w;
     free(w);
     return NULL;

@@ -81,11 +81,11 @@ static void job_done(engine *e, job *j)
     metric_add(ends[j->end], 1);
     metric_observe(METRIC_REQUEST_SECONDS, j->result.total_ns);
     if (j->n_generated > 1)
-        metric_observe(METRIC_PER_TOKEN_SECONDS, (job_now_ns() - j->first_ns) / (j->n_generated - 1));
+        metric_observe(METRIC_PER_TOKEN_SECONDS, (app_now_ns() - j->first_ns) / (j->n_generated - 1));
     pthread_mutex_lock(&e->lock);
     e->n_jobs--;
     if (j->started_ns) {
-        double ns = (double)(job_now_ns() - j->started_ns);
+        double ns = (double)(app_now_ns() - j->started_ns);
         e->job_ns = e->job_ns > 0 ? 0.8 * e->job_ns + 0.2 * ns : ns;
     }
     double wait_s = e->job_ns * (double)e->n_waiting / (double)e->o.n_slots * 1e-9;
@@ -118,7 +118,7 @@ static job *leave_slot(engine *e, slot *s)
     s->lease = NULL;
     s->job = NULL;
     s->state = SLOT_FREE;
-    s->used_ns = job_now_ns();
+    s->used_ns = app_now_ns();
     if (j->cache_off) clear_slot(e, s);
     if (j->keep_now) imp_llama_flush(e->ctx);
     e->unsaved = true;
@@ -295,7 +295,7 @@ static void start_job(engine *e, job *j, slot *s, const slot *from, size_t n_sha
     s->job = j;
     s->state = SLOT_PROMPT;
     if (e->ahead) j->was_ahead = ahead_take(e->ahead, j);
-    j->started_ns = job_now_ns();
+    j->started_ns = app_now_ns();
     j->result.queue_ns = j->started_ns - j->asked_ns;
     metric_observe(METRIC_QUEUE_SECONDS, j->result.queue_ns);
 
@@ -419,7 +419,7 @@ static void take_report(engine *e, slot *s)
     r->stored_tokens = loaded ? cached : 0;
     r->live_tokens = loaded ? 0 : cached;
     s->partial = loaded ? r->report.way == IMP_LLAMA_WAY_PARTIAL : s->partial && r->live_tokens > 0;
-    j->first_ns = job_now_ns();
+    j->first_ns = app_now_ns();
     r->ttft_ns = j->first_ns - j->asked_ns;
 
     const imp_llama_report *p = &r->report;
@@ -548,10 +548,10 @@ static void step(engine *e)
     }
     if (n == 0) return;
     bool loads = prompt && prompt->lease;
-    uint64_t start = job_now_ns();
+    uint64_t start = app_now_ns();
     compute(e, slots, n, n_prompt);
     if (n_prompt >= LEAST_SLICE && !loads) {
-        double ns = (double)(job_now_ns() - start) / (double)n_prompt;
+        double ns = (double)(app_now_ns() - start) / (double)n_prompt;
         e->slice_token_ns = e->slice_token_ns > 0 ? 0.7 * e->slice_token_ns + 0.3 * ns : ns;
     }
 }
@@ -562,7 +562,7 @@ static void step(engine *e)
 static void reap(engine *e, bool refuse_waiting, bool cut)
 {
     static const char leaving[] = "the server is shutting down";
-    uint64_t now = job_now_ns();
+    uint64_t now = app_now_ns();
     for (size_t i = 0; i < e->o.n_slots; i++) {
         slot *s = &e->slots[i];
         if (s->state == SLOT_FREE) continue;
@@ -658,7 +658,7 @@ int engine_submit(engine *e, job *j, oai_error *error, unsigned *retry_after_s)
                       e->o.n_slots, e->o.n_queue);
         metric_add(METRIC_REFUSED, 1);
     } else {
-        j->asked_ns = job_now_ns();
+        j->asked_ns = app_now_ns();
         j->next = NULL;
         *e->inbox_end = j;
         e->inbox_end = &j->next;

@@ -83,7 +83,7 @@ static void on_connection(void *user, struct MHD_Connection *connection, void **
         c->http = h;
         c->fd = info ? info->connect_fd : -1;
         c->reading = true;
-        c->since_ns = job_now_ns();
+        c->since_ns = app_now_ns();
         int one = 1;
         setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one); /* tokens are small */
         pthread_mutex_lock(&h->lock);
@@ -109,7 +109,7 @@ static void set_reading(client *c, bool reading)
 {
     pthread_mutex_lock(&c->http->lock);
     c->reading = reading;
-    c->since_ns = job_now_ns();
+    c->since_ns = app_now_ns();
     pthread_mutex_unlock(&c->http->lock);
 }
 
@@ -124,7 +124,7 @@ static void *keep(void *user)
         clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_sec++;
         pthread_cond_timedwait(&h->wake, &h->lock, &until);
-        uint64_t now = job_now_ns();
+        uint64_t now = app_now_ns();
         for (client *c = h->clients; c; c = c->next)
             if (c->reading && now - c->since_ns > limit) shutdown(c->fd, SHUT_RDWR);
     }
@@ -230,7 +230,7 @@ static bool is_id(const char *s)
 static void make_id(char *id, size_t room)
 {
     unsigned char random[12] = {0};
-    if (getrandom(random, sizeof random, 0) < 0) memcpy(random, &(uint64_t){job_now_ns()}, 8);
+    if (getrandom(random, sizeof random, 0) < 0) memcpy(random, &(uint64_t){app_now_ns()}, 8);
     int n = snprintf(id, room, "req-");
     for (size_t i = 0; i < sizeof random; i++) n += snprintf(id + n, room - (size_t)n, "%02x", random[i]);
 }
@@ -357,7 +357,7 @@ static exchange *open_exchange(http *h, struct MHD_Connection *connection, const
     x->r.method = method;
     x->r.path = path;
     x->r.inside = x;
-    x->r.start_ns = job_now_ns();
+    x->r.start_ns = app_now_ns();
     const char *id = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "X-Request-Id");
     if (is_id(id)) snprintf(x->r.id, sizeof x->r.id, "%s", id);
     else make_id(x->r.id, sizeof x->r.id);
@@ -408,7 +408,7 @@ static void on_completed(void *user, struct MHD_Connection *connection, void **c
     metric_http(x->route ? x->route->path : "other", x->status);
     json_t *line = json_pack("{s:s, s:s, s:s, s:i, s:f}", "id", x->r.id, "method", x->r.method, "path",
                              x->route ? x->route->path : "other", "status", x->status, "ms",
-                             (double)(job_now_ns() - x->r.start_ns) * 1e-6);
+                             (double)(app_now_ns() - x->r.start_ns) * 1e-6);
     if (line) json_object_update(line, x->r.log);
     if (line && !whole) json_object_set_new(line, "cut", json_true());
     log_event("info", "request", line);

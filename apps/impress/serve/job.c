@@ -5,13 +5,6 @@
 #include <string.h>
 #include <time.h>
 
-uint64_t job_now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 static void free_logprobs(job_logprob *l)
 {
     while (l) {
@@ -128,7 +121,7 @@ static void end_locked(job *j, job_end end)
     if (j->end != JOB_RUNNING) return;
     j->end = end;
     j->result.generated_tokens = j->n_generated;
-    j->result.total_ns = job_now_ns() - j->asked_ns;
+    j->result.total_ns = app_now_ns() - j->asked_ns;
     pthread_cond_signal(&j->news);
 }
 

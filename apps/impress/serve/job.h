@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "answer.h"
 #include "chat_template.h"
 #include "impress/llama.h"
 #include "sampling.h"
@@ -107,7 +108,5 @@ void job_finish(job *j, job_end end);
 /* End it with an error. */
 void job_fail(job *j, const oai_error *error);
 bool job_ended(job *j);
-
-uint64_t job_now_ns(void);
 
 #endif

@@ -217,8 +217,8 @@ static void serve_until_told(server *v, const sigset_t *signals)
               json_pack("{s:i, s:I}", "signal", signal, "jobs", (json_int_t)engine_n_jobs(v->engine)));
     engine_drain(v->engine);
     http_quiesce(v->http);
-    uint64_t until = job_now_ns() + v->s->drain_s * 1000000000;
-    while (engine_n_jobs(v->engine) > 0 && job_now_ns() < until) {
+    uint64_t until = app_now_ns() + v->s->drain_s * 1000000000;
+    while (engine_n_jobs(v->engine) > 0 && app_now_ns() < until) {
         struct timespec tick = {.tv_nsec = 50000000};
         if (sigtimedwait(signals, NULL, &tick) > 0) break;
     }
