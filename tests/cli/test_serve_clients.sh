@@ -14,10 +14,11 @@ prefix = words(200, 4)
 rs = at_once([lambda i=i: s.complete(prefix + count(10 * i), 4) for i in range(8)])
 ok(all(r.status == 200 for r in rs), rs)
 n = rs[0].usage["prompt_tokens"]
-fresh = [r for r in rs if r.cached < n - 64]
+fresh = [r for r in rs if r.cached < n / 2]
 ok(len(fresh) == 1, "computed once: %s" % [r.cached for r in rs])
 m = s.metrics()
-ok(m["impress_prompt_tokens_computed_total"] < n + 7 * 64 + 8, m["impress_prompt_tokens_computed_total"])
+# The others compute their questions, and up to 64 tokens that weren't there yet when a slot was free for them.
+ok(m["impress_prompt_tokens_computed_total"] < n + 7 * 100, m["impress_prompt_tokens_computed_total"])
 again = [s.complete(prefix + count(10 * i), 4) for i in range(8)]
 ok([r.text for r in again] == [r.text for r in rs], "answers don't depend on company")
 

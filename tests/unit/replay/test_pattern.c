@@ -90,13 +90,15 @@ static void test_rule(void **unused)
     for (uint32_t t = 0; t < 4000; t++) sum += replay_pattern_share(replay_pattern_codes(&p, 2, 5, 1)[t]);
     assert_true(fabs(sum - 1) < 1e-3);
 
-    /* What pattern.h says of it. */
+    /* What pattern.h says of it. Four layers are a small sample: over seeds the facts deviate by .006, .012, .007, .001,
+     * .008 and .020 from .844, .430, .962, .250, .270 and .828, and five such deviations are allowed on either side. */
     replay_pattern_facts f;
     assert_int_equal(replay_patterns_facts(&p, 0.25, &f), 0);
     print_message("overlap %.3f, heads %.3f, mass %.3f, chunks %.3f +- %.3f, touched %.3f\n", f.question_overlap,
                   f.head_jaccard, f.mass, f.chunk_share, f.chunk_deviation, f.touched);
-    assert_true(fabs(f.question_overlap - .84) < .04 && fabs(f.head_jaccard - .42) < .06 && fabs(f.mass - .95) < .03);
-    assert_true(fabs(f.chunk_share - .25) < .01 && fabs(f.chunk_deviation - .26) < .05 && fabs(f.touched - .84) < .06);
+    assert_true(fabs(f.question_overlap - .844) < .03 && fabs(f.head_jaccard - .43) < .06);
+    assert_true(fabs(f.mass - .962) < .035 && fabs(f.chunk_share - .25) < .006);
+    assert_true(fabs(f.chunk_deviation - .27) < .04 && fabs(f.touched - .828) < .1);
 
     uint8_t top[4000], naive[4000];
     assert_int_equal(replay_pattern_top(&p, 3, 2, -1, 50, top), 0);
