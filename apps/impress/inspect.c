@@ -11,6 +11,7 @@
 #include "commands.h"
 #include "report.h"
 #include "store_options.h"
+#include "switches.h"
 #include "text.h"
 
 typedef struct inspect_settings {
@@ -87,6 +88,17 @@ static bool check_nodes(const inspection *in, int *code)
     return true;
 }
 
+/* How a node's segment was written, as `core raw 16 sketch`. "?": its header can't be read. */
+static const char *layout_text(const imp_node_info *node, char buf[64])
+{
+    if (node->chunk_tokens == 0) return "?";
+    char kept[24] = "";
+    if (node->probe_heads) snprintf(kept, sizeof kept, " probe %" PRIu32, node->probe_heads);
+    snprintf(buf, 64, "%s %s %" PRIu32 "%s%s", switch_order_name(node->order), switch_rest_name(node->rest),
+             node->chunk_tokens, kept, node->sketch_bits ? " sketch" : "");
+    return buf;
+}
+
 /* ---- ls */
 
 static const opt ls_opts[] = {STORE_OPT, JSON_OPT};
@@ -94,7 +106,9 @@ const opt_command ls_command = {
     "ls",
     "ls [STORE] [--json]",
     "List the nodes of a store: runs of tokens, each below its parent.",
-    "A prefix that starts another one is its parent. `first` is a node's place in the prompt.",
+    "A prefix that starts another one is its parent. `first` is a node's place in the prompt.\n"
+    "`layout`: order on disk, precision, tokens a chunk, and what is kept to choose by\n"
+    "(`impress systems`).",
     ls_opts,
     N_OPTS(ls_opts)};
 
@@ -112,21 +126,25 @@ static int list_row(const imp_node_info *node, void *user)
     if (l->array) {
         char segment[17];
         snprintf(segment, sizeof segment, "%016" PRIx64, node->segment);
-        json_t *o = json_pack("{s:I,s:I,s:s,s:s,s:s,s:I,s:I,s:I,s:b,s:b,s:I,s:I,s:I}", "node", (json_int_t)node->id,
+        json_t *o = json_pack("{s:I,s:I,s:s,s:s,s:s,s:I,s:I,s:I,s:b,s:b,s:I,s:I,s:I,s:s,s:s,s:I,s:I,s:I,s:b}", "node", (json_int_t)node->id,
                               "parent", (json_int_t)node->parent, "space", node->space, "model", node->model_name,
                               "segment", segment, "first_token", (json_int_t)node->first_token, "n_tokens",
                               (json_int_t)node->n_tokens, "kv_bytes", (json_int_t)node->kv_bytes, "derived",
                               node->derived, "pinned", node->pinned, "hits", (json_int_t)node->hits, "created_s",
-                              (json_int_t)node->created_s, "used_s", (json_int_t)node->used_s);
+                              (json_int_t)node->created_s, "used_s", (json_int_t)node->used_s, "order",
+                              switch_order_name(node->order), "rest", switch_rest_name(node->rest), "chunk_tokens",
+                              (json_int_t)node->chunk_tokens, "probe_heads", (json_int_t)node->probe_heads,
+                              "sketch_bits", (json_int_t)node->sketch_bits, "paired", node->paired);
         return json_array_append_new(l->array, o) == 0 ? 0 : IMP_E_NOMEM;
     }
-    char bytes[32], ago[32];
+    char bytes[32], ago[32], layout[64];
     text_table *t = l->table;
     bool ok = text_table_add(t, "%" PRIu64, node->id) && text_table_add(t, "%" PRIu64, node->parent) &&
               text_table_add(t, "%.8s", node->space) && text_table_add(t, "%.24s", node->model_name) &&
               text_table_add(t, "%" PRIu64, node->first_token) && text_table_add(t, "%" PRIu64, node->n_tokens) &&
               text_table_add(t, "%s", text_bytes(node->kv_bytes, bytes)) && text_table_add(t, "%" PRIu64, node->hits) &&
               text_table_add(t, "%s", text_ago(node->used_s, l->now_s, ago)) &&
+              text_table_add(t, "%s", layout_text(node, layout)) &&
               text_table_add(t, "%s%s", node->derived ? "derived " : "", node->pinned ? "pinned" : "");
     return ok ? 0 : IMP_E_NOMEM;
 }
@@ -140,11 +158,11 @@ int cmd_ls(int argc, char **argv)
     if (in.s.json)
         l.array = json_array();
     else
-        l.table = text_table_new(10);
+        l.table = text_table_new(11);
     rc = l.array || l.table ? 0 : app_fail("out of memory");
     static const char *const heads[] = {"node",   "parent", "space", "model", "first",
-                                        "tokens", "KV",     "hits",  "used",  ""};
-    for (size_t i = 0; rc == 0 && l.table && i < 10; i++)
+                                        "tokens", "KV",     "hits",  "used",  "layout", ""};
+    for (size_t i = 0; rc == 0 && l.table && i < 11; i++)
         if (!text_table_add(l.table, "%s", heads[i])) rc = app_fail("out of memory");
     if (rc == 0 && imp_store_list(in.store, list_row, &l) != 0) rc = app_fail("%s", imp_last_error());
     if (rc == 0 && in.s.json) {
@@ -163,6 +181,36 @@ int cmd_ls(int argc, char **argv)
 
 /* ---- stat */
 
+enum { MAX_LAYOUTS = 16 };
+
+/* Tokens by layout. */
+typedef struct layouts {
+    char text[MAX_LAYOUTS][64];
+    uint64_t n_tokens[MAX_LAYOUTS];
+    size_t n;
+} layouts;
+
+static int add_layout(const imp_node_info *node, void *user)
+{
+    layouts *l = user;
+    char buf[64];
+    const char *text = layout_text(node, buf);
+    size_t i = 0;
+    while (i < l->n && strcmp(l->text[i], text) != 0) i++;
+    if (i == MAX_LAYOUTS) return 0; /* more than anyone keeps in one store */
+    if (i == l->n) snprintf(l->text[l->n++], sizeof l->text[i], "%s", text);
+    l->n_tokens[i] += node->n_tokens;
+    return 0;
+}
+
+static json_t *layouts_json(const layouts *l)
+{
+    json_t *array = json_array();
+    for (size_t i = 0; array && i < l->n; i++)
+        json_array_append_new(array, json_pack("{s:s,s:I}", "layout", l->text[i], "tokens", (json_int_t)l->n_tokens[i]));
+    return array;
+}
+
 static const opt stat_opts[] = {STORE_OPT, JSON_OPT};
 const opt_command stat_command = {"stat",    "stat [STORE] [--json]", "Sizes and counts of a store.", NULL,
                                   stat_opts, N_OPTS(stat_opts)};
@@ -173,19 +221,21 @@ int cmd_stat(int argc, char **argv)
     int rc;
     if (!parse(&in, &stat_command, argc, argv, 1, &rc) || !open_to_look(&in, &rc)) return rc;
     imp_stats st;
-    if (imp_store_stats(in.store, &st) < 0) {
+    layouts l = {.n = 0};
+    if (imp_store_stats(in.store, &st) < 0 || imp_store_list(in.store, add_layout, &l) < 0) {
         rc = app_fail("%s", imp_last_error());
     } else if (in.s.json) {
         rc = report_print_json(json_pack(
-            "{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:s}", "disk_bytes", (json_int_t)st.disk_bytes, "limit_bytes",
+            "{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:s,s:o}", "disk_bytes", (json_int_t)st.disk_bytes, "limit_bytes",
             (json_int_t)st.limit_bytes, "kv_bytes", (json_int_t)st.kv_bytes, "spaces", (json_int_t)st.n_spaces, "nodes",
             (json_int_t)st.n_nodes, "segments", (json_int_t)st.n_segments, "tokens", (json_int_t)st.n_tokens,
-            "tree_memory_bytes", (json_int_t)st.memory_bytes, "io_mode", st.io_mode));
+            "tree_memory_bytes", (json_int_t)st.memory_bytes, "io_mode", st.io_mode, "layouts", layouts_json(&l)));
     } else {
         char disk[32], limit[32], kv[32], memory[32];
         printf("on disk        %s of %s\n", text_bytes(st.disk_bytes, disk), text_bytes(st.limit_bytes, limit));
         printf("KV rows        %s\n", text_bytes(st.kv_bytes, kv));
         printf("tokens         %" PRIu64 "\n", st.n_tokens);
+        for (size_t i = 0; i < l.n; i++) printf("    %10" PRIu64 " %s\n", l.n_tokens[i], l.text[i]);
         printf("nodes          %" PRIu64 " in %" PRIu64 " segments, %" PRIu64 " spaces\n", st.n_nodes, st.n_segments,
                st.n_spaces);
         printf("tree in memory %s\n", text_bytes(st.memory_bytes, memory));

@@ -287,6 +287,20 @@ typedef struct imp_stats {
 
 int imp_store_stats(imp_store *store, imp_stats *out);
 
+/* What is wrong with a store now, as this process sees it. Requests are answered all the same, with less reuse or none;
+ * it is over by itself, once something of its kind has gone well. */
+typedef struct imp_fault {
+    const char *what; /* "catalogue", "write" (of new entries) or "read"; static storage */
+    int status;       /* IMP_E_... of the latest failure */
+    uint64_t n;       /* failures in a row */
+    int64_t since_s;  /* the first of them: seconds since 1970 */
+    char line[224];   /* what the latest said; names files of the store, never a token */
+} imp_fault;
+
+/* At most one of each kind, so out[IMP_FAULTS_MAX] is enough; NULL: only count. Returns how many, 0: all is well. */
+enum { IMP_FAULTS_MAX = 4 };
+int imp_store_faults(imp_store *store, imp_fault *out);
+
 /* ----------------------------------------------------------------------------------------------------- space ---- */
 
 typedef struct imp_space imp_space;
@@ -571,6 +585,13 @@ typedef struct imp_node_info {
     int derived, pinned;
     uint64_t hits;
     int64_t created_s, used_s; /* seconds since 1970 */
+    /* How its segment was written; all 0 where the header can't be read, which a match or verify will tell. */
+    imp_order order;
+    imp_rest rest;
+    uint32_t chunk_tokens;
+    uint32_t probe_heads;     /* KV heads whose keys lie in a region of their own; 0: none */
+    uint32_t sketch_bits;     /* of a token and KV head; 0: no sketches */
+    int paired;               /* keys and values of a token in one chunk */
 } imp_node_info;
 
 /* Call `fn` for every node, parents before children; a non-zero return ends the walk and is returned. `fn` gets a copy
@@ -676,6 +697,24 @@ typedef struct imp_read_figures {
 /* Time reads of `file`, which holds at least one block. Sequential reads start again at the end. On failure `*out` is
  * zeroed: IMP_E_ARG, IMP_E_NOTFOUND, IMP_E_UNSUPPORTED (a mode that can't be had), and what reading may give. */
 int imp_measure_reads(const char *file, const imp_read_trial *trial, imp_read_figures *out);
+
+/* What reads cost on the disk that a store is on, with the queue full: t = read_ns + bytes x byte_ns for each. Loads read
+ * over a gap where that costs less than one more read, and imp_load_estimate() goes by it. */
+typedef struct imp_read_costs {
+    double read_ns, byte_ns;
+    int64_t measured_s; /* seconds since 1970; 0: never, and the others are what is taken to be so */
+    uint64_t device;    /* the file system's id; 0: it wasn't measured */
+} imp_read_costs;
+
+/* Time reads of the store's largest segment, for a second or less, and keep the result in the catalogue: for the loads
+ * of this handle that begin from now on, and of whoever opens the store later on the same file system. `out` may be
+ * NULL. IMP_E_NOTFOUND: less than 1 MiB is stored in one file; IMP_E_UNSUPPORTED: in memory, or IMP_IO_VIRTUAL;
+ * IMP_E_PERM: open to read only; and what reading may give. Better while nothing else reads: other loads are slower, and
+ * costs come out too high. */
+int imp_store_calibrate(imp_store *store, imp_read_costs *out);
+
+/* The costs in force. IMP_E_NOMEM. */
+int imp_store_get_read_costs(imp_store *store, imp_read_costs *out);
 
 /* IMP_IO_VIRTUAL: the time of a store whose reads take none but on a clock of its own. A read that is submitted now is
  * done when imp_store_opts.read_bytes_per_s says, and waiting for it moves the clock there; bytes are real, and come

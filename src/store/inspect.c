@@ -23,7 +23,7 @@ static int unseen(const imp_store *s, ids *out)
     if (!out->id) return imp_fail(IMP_E_NOMEM, "no memory to list the segments");
     for (size_t i = 0; i < s->forest.segs.n_slots; i++) {
         const imp_segrow *seg = s->forest.segs.slots[i].value;
-        if (seg && seg->kv_bytes == 0) out->id[out->n++] = seg->id;
+        if (seg && seg->head.kv_bytes == 0) out->id[out->n++] = seg->id;
     }
     return 0;
 }
@@ -44,7 +44,7 @@ static int see_headers(imp_store *s)
 static uint64_t node_bytes(const imp_store *s, const imp_radix_node *n)
 {
     const imp_segrow *seg = imp_forest_seg(&s->forest, n->segment);
-    return seg ? seg->kv_bytes * n->n_tokens / seg->n_tokens : 0;
+    return seg ? seg->head.kv_bytes * n->n_tokens / seg->n_tokens : 0;
 }
 
 /* ---- stats */
@@ -113,6 +113,8 @@ static int add_entry(imp_radix_node *n, void *user)
 {
     listing *l = user;
     entry *e = &l->entries[l->n++];
+    const imp_segrow *seg = imp_forest_seg(&l->s->forest, n->segment);
+    const imp_seghead none = {0}, *head = seg ? &seg->head : &none;
     e->info = (imp_node_info){
         .id = n->id,
         .parent = n->parent,
@@ -125,6 +127,12 @@ static int add_entry(imp_radix_node *n, void *user)
         .hits = n->hits,
         .created_s = n->created_s,
         .used_s = n->used_s,
+        .order = (imp_order)head->order,
+        .rest = (imp_rest)head->rest,
+        .chunk_tokens = head->chunk_tokens,
+        .probe_heads = head->probe_heads,
+        .sketch_bits = head->sketch_bits,
+        .paired = head->paired,
     };
     imp_hash128_hex(l->tree->space, e->info.space);
     memcpy(e->model_name, l->tree->model_name, sizeof e->model_name);

@@ -153,8 +153,16 @@ static uint64_t kv_bytes(const imp_seg_layout *l)
 void imp_segrow_note(imp_segrow *row, const imp_seg_layout *l)
 {
     if (!row) return;
-    row->kv_bytes = kv_bytes(l);
-    row->rounded = imp_seg_layout_meta(l)->rest != IMP_REST_RAW;
+    const imp_seg_meta *m = imp_seg_layout_meta(l);
+    row->head = (imp_seghead){
+        .kv_bytes = kv_bytes(l),
+        .chunk_tokens = (uint16_t)m->chunk_tokens, /* all three are 4,096 at most */
+        .probe_heads = (uint16_t)m->probe_heads,
+        .sketch_bits = (uint16_t)m->sketch_bits,
+        .order = (uint8_t)m->order,
+        .rest = (uint8_t)m->rest,
+        .paired = m->paired,
+    };
 }
 
 int imp_segrow_see(imp_store *s, uint64_t id)

@@ -56,12 +56,19 @@ typedef struct imp_tree {
 } imp_tree;
 
 /* A segment's row, and what the nodes say about it. */
+/* What only a segment's header says. */
+typedef struct imp_seghead {
+    uint64_t kv_bytes; /* of all its rows; 0: the header wasn't read yet */
+    uint16_t chunk_tokens, probe_heads, sketch_bits;
+    uint8_t order, rest;
+    bool paired;
+} imp_seghead;
+
 typedef struct imp_segrow {
     uint64_t id;
     imp_hash128 space;
     uint64_t disk_bytes;
-    uint64_t kv_bytes; /* of all its rows; 0: not known yet, the header has it */
-    bool rounded;      /* known when kv_bytes is */
+    imp_seghead head;
     uint32_t n_tokens;
     uint32_t n_nodes;
 } imp_segrow;
@@ -171,6 +178,9 @@ void imp_job_ropes_free(imp_job_ropes *r);
 
 /* ---- the store */
 
+/* What can be wrong with a store. A kind is over when something of it has gone well again. */
+typedef enum imp_fault_kind { IMP_FAULT_CATALOGUE, IMP_FAULT_WRITE, IMP_FAULT_READ, IMP_N_FAULTS } imp_fault_kind;
+
 enum { IMP_USED_MAX = 4096, IMP_ASIDE_MAX = 64, IMP_SPARED_MAX = 64 };
 
 /* A segment that couldn't be read though its header could. The catalogue keeps it; matches end before it, for a
@@ -218,6 +228,8 @@ struct imp_store {
     imp_aside aside[IMP_ASIDE_MAX]; /* the oldest gives way */
     size_t next_aside;
     bool full_logged;
+    imp_fault faults[IMP_N_FAULTS];
+    atomic_bool faulty;       /* one of them is there; relaxed: only a hint */
 
     pthread_cond_t work, done;
     pthread_t writer;
@@ -258,6 +270,18 @@ size_t imp_dir_live_sweep(imp_store *s);
 uint64_t imp_dir_other_bytes(const imp_store *s);
 uint64_t imp_dir_bytes(imp_store *s);
 uint64_t imp_dir_log_bytes(const imp_store *s); /* of the catalogue's write-ahead log alone */
+
+/* ---- fault.c */
+
+/* With `lock` held: something failed with `status`, and imp_last_error() says what; or it has gone well. A status that
+ * no disk is to blame for is passed over. */
+void imp_fault_note(imp_store *s, imp_fault_kind kind, int status);
+void imp_fault_over(imp_store *s, imp_fault_kind kind);
+/* With no need of a mutex: remove the ballast, because the disk is full. False: there is none. */
+bool imp_ballast_give(imp_store *s);
+/* Make it again, if there is room. Takes `lock`. */
+void imp_ballast_take(imp_store *s);
+uint64_t imp_ballast_missing(const imp_store *s); /* bytes that it would take, where it isn't there */
 
 /* ---- changes.c: with cat_lock and lock held, unless it says otherwise */
 

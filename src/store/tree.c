@@ -432,8 +432,7 @@ static int read_whole(imp_store *s)
         if (!old) continue;
         imp_segrow *seg = imp_forest_seg(&f, old->id);
         if (seg) {
-            seg->kv_bytes = old->kv_bytes;
-            seg->rounded = old->rounded;
+            seg->head = old->head;
         } else {
             imp_segs_drop(s, old->id);
         }

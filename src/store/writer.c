@@ -211,8 +211,8 @@ static bool over_rounded(imp_store *s, const imp_job *job)
         int rc = tree ? imp_steps(s, tree, job->tokens, job->first_new, true, &n_steps, &known) : 0;
         for (size_t i = 0; rc == 0 && i < n_steps; i++) {
             const imp_segrow *row = imp_forest_seg(&s->forest, s->steps[i].node->segment);
-            if (row && row->kv_bytes == 0) unseen = row->id;
-            rounded = rounded || (row && row->rounded);
+            if (row && row->head.kv_bytes == 0) unseen = row->id;
+            rounded = rounded || (row && row->head.rest != IMP_REST_RAW);
         }
         pthread_mutex_unlock(&s->lock);
         if (rc < 0 || rounded) return true;

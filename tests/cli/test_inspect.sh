@@ -11,6 +11,9 @@ run a && run b
 [ "$(nodes)" -ge 2 ] || fail "two prefixes, but $(nodes) nodes"
 json_ok "$tmp/ls.json" 'all(n["kv_bytes"] > 0 and n["n_tokens"] >= 1 and len(n["space"]) == 32 for n in d)'
 "$IMPRESS" ls "$tmp/store" | grep -q '^node ' || fail "ls has no head line"
+json_ok "$tmp/ls.json" 'd[0]["order"] == "core" and d[0]["rest"] == "raw" and d[0]["chunk_tokens"] == 16 and d[0]["paired"]'
+json_ok "$tmp/ls.json" 'd[0]["sketch_bits"] > 0 and d[0]["probe_heads"] == 0'
+"$IMPRESS" stat "$tmp/store" | grep -q "core raw 16 sketch$" || fail "stat names no layout"
 "$IMPRESS" stat "$tmp/store" | grep -q '^I/O ' || fail "stat doesn't say how it reads"
 "$IMPRESS" stat "$tmp/store" --json >"$tmp/stat.json" || fail "stat --json"
 du=$(du -s --block-size=1 "$tmp/store" | cut -f1)
