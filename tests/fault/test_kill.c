@@ -1,7 +1,8 @@
-/* kill -9 at any moment: children store prompts until they are killed, at a chosen operation of the segments' files,
- * at a chosen write or sync of the catalogue, at either of a reorder, or at a random time. After each the next open
- * works, everything that a child knew to be stored is there, the store verifies, and no file is left over.
- * IMP_KILL_ROUNDS: how often (50). */
+/* kill -9 at any moment: children store, split, reorder, evict, collect, rebuild and upgrade until they are killed, each
+ * before a chosen operation of its kind. After each kill one open is enough: everything that a child knew to be stored
+ * is there and right (what an eviction may take: right if it is there), the store verifies, no file is left over, and
+ * the bytes that it reports are those on the disk.
+ * IMP_KILL_ROUNDS: how often (100). */
 #include <dirent.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -22,28 +23,42 @@
 #include "support/store_world.h"
 #include "support/support.h"
 
-enum { MAX_TOKENS = 220, MAX_KNOWN = 4096 };
+enum { MAX_TOKENS = 220, MAX_KNOWN = 4096, LIMIT = 1280 << 10, FILES_ON_THEIR_WAY = 512 << 10 };
 
-typedef enum phase {
-    AT_WRITE,
-    AT_SYNC,
-    AT_RENAME,
-    AT_UNLINK,
-    AT_CATALOGUE,
-    AT_REBUILD,
-    AT_BASIS,
-    AT_REORDER,           /* any operation of a reorder on files */
-    AT_REORDER_CATALOGUE, /* or on the catalogue */
-    AT_RANDOM,
-    N_PHASES
+typedef enum activity { STORE, SPLIT, REPLACE, BASIS, REORDER, EVICT, GC, REBUILD, UPGRADE, N_ACTIVITIES } activity;
+
+/* Before which operation. SWITCH: one of the catalogue's, in a change that follows a rename: the new file is there, and
+ * the change that says so isn't, or isn't whole. RANDOM: whenever it may be. */
+typedef enum operation { WRITE, SYNC, RENAME, UNLINK, CATALOGUE, SWITCH, RANDOM, N_OPERATIONS } operation;
+
+static const char *const activity_names[] = {"store",    "split", "replacement", "basis",  "reorder",
+                                             "eviction", "gc",    "rebuild",     "upgrade"};
+static const char *const operation_names[] = {"write", "sync", "rename", "unlink", "catalogue", "switch", "random"};
+
+/* `most`: among how many operations one is chosen. Writes of the catalogue come by the dozen for each change, of the
+ * others there are a few. */
+typedef struct phase {
+    activity act;
+    operation op;
+    uint64_t most;
 } phase;
 
-static const char *const phase_names[] = {"write",   "sync",  "rename",  "unlink",                "catalogue",
-                                          "rebuild", "basis", "reorder", "a reorder's catalogue", "random"};
+static const phase phases[] = {
+    {STORE, WRITE, 12},    {STORE, SYNC, 12},      {STORE, RENAME, 12},   {STORE, CATALOGUE, 80}, {STORE, SWITCH, 12},
+    {SPLIT, SWITCH, 12},   {REPLACE, UNLINK, 12},  {BASIS, WRITE, 1},     {BASIS, SYNC, 1},       {BASIS, RENAME, 1},
+    {REORDER, WRITE, 40},  {REORDER, SYNC, 12},    {REORDER, RENAME, 12}, {REORDER, UNLINK, 12},  {REORDER, CATALOGUE, 99},
+    {REORDER, SWITCH, 12}, {EVICT, WRITE, 24},     {EVICT, UNLINK, 12},   {EVICT, CATALOGUE, 40}, {GC, UNLINK, 8},
+    {GC, CATALOGUE, 60},   {REBUILD, UNLINK, 3},   {REBUILD, CATALOGUE, 30}, {UPGRADE, CATALOGUE, 8}, {STORE, RANDOM, 1},
+};
 
-/* Among how many operations one is chosen. Writes of the catalogue come by the dozen for each entry; of the others a
- * few. */
-static const uint64_t most_ops[] = {12, 12, 12, 12, 80, 30, 12, 100, 100, 12};
+enum { N_PHASES = sizeof phases / sizeof phases[0] };
+
+static const char *phase_name(phase p)
+{
+    static char name[64];
+    snprintf(name, sizeof name, "%s, %s", activity_names[p.act], operation_names[p.op]);
+    return name;
+}
 
 /* ---- the catalogue's writes: SQLite's own file system with a hook before each write and sync */
 
@@ -53,10 +68,13 @@ static const sqlite3_io_methods *real_methods[N_HOOKED];
 static sqlite3_io_methods hooked_methods[N_HOOKED];
 static sqlite3_vfs hooked_vfs, *real_vfs;
 static atomic_long catalogue_ops_left; /* 0: never */
+static atomic_int rename_rule = -1;    /* if it isn't -1: not before this rule acted */
 
 static const sqlite3_io_methods *real_of(const sqlite3_file *f)
 {
-    if (atomic_fetch_sub(&catalogue_ops_left, 1) == 1) raise(SIGKILL);
+    int rule = atomic_load(&rename_rule);
+    bool counts = rule < 0 || imp_io_fault_hits(rule) > 0;
+    if (counts && atomic_fetch_sub(&catalogue_ops_left, 1) == 1) raise(SIGKILL);
     return real_methods[f->pMethods - hooked_methods];
 }
 
@@ -64,6 +82,8 @@ static int hooked_write(sqlite3_file *f, const void *bytes, int n, sqlite3_int64
 {
     return real_of(f)->xWrite(f, bytes, n, at);
 }
+
+static int hooked_truncate(sqlite3_file *f, sqlite3_int64 n) { return real_of(f)->xTruncate(f, n); }
 
 static int hooked_sync(sqlite3_file *f, int flags) { return real_of(f)->xSync(f, flags); }
 
@@ -76,12 +96,13 @@ static int hooked_open(sqlite3_vfs *vfs, sqlite3_filename name, sqlite3_file *f,
     real_methods[i] = f->pMethods;
     hooked_methods[i] = *f->pMethods;
     hooked_methods[i].xWrite = hooked_write;
+    hooked_methods[i].xTruncate = hooked_truncate;
     hooked_methods[i].xSync = hooked_sync;
     f->pMethods = &hooked_methods[i];
     return rc;
 }
 
-static void hook_catalogue(long nth)
+static void hook_catalogue(void)
 {
     real_vfs = sqlite3_vfs_find(NULL);
     hooked_vfs = *real_vfs;
@@ -89,7 +110,32 @@ static void hook_catalogue(long nth)
     hooked_vfs.pNext = NULL;
     hooked_vfs.xOpen = hooked_open;
     sqlite3_vfs_register(&hooked_vfs, 1);
-    atomic_store(&catalogue_ops_left, nth);
+}
+
+/* ---- the kill is prepared, or put off */
+
+static void disarm(void)
+{
+    atomic_store(&catalogue_ops_left, 0);
+    atomic_store(&rename_rule, -1);
+    imp_io_fault_clear();
+}
+
+/* From now on, before the nth operation. `name`: only of files whose name contains it. */
+static void arm(operation op, uint64_t nth, const char *name)
+{
+    static const imp_io_kind kinds[] = {IMP_IO_WRITE, IMP_IO_FSYNC, IMP_IO_RENAME, IMP_IO_UNLINK};
+    disarm();
+    if (op <= UNLINK) {
+        imp_io_fault f = {.kind = kinds[op], .nth = nth, .action = IMP_IO_KILL, .name = name};
+        imp_io_fault_add(&f);
+    } else if (op == SWITCH) {
+        imp_io_fault f = {.kind = IMP_IO_RENAME, .nth = 1 + nth % 3, .action = IMP_IO_DELAY};
+        atomic_store(&rename_rule, imp_io_fault_add(&f));
+        atomic_store(&catalogue_ops_left, (long)nth);
+    } else if (op == CATALOGUE) {
+        atomic_store(&catalogue_ops_left, (long)nth);
+    }
 }
 
 /* ---- prompts by seed: many share beginnings */
@@ -104,132 +150,262 @@ static size_t prompt(uint64_t seed, int32_t *tokens)
     return n;
 }
 
-/* ---- reorders, until one of them is killed */
+/* ---- the children. Each goes on until it is killed, and says through `out` which prompts are stored for good. What
+ * shouldn't happen ends it with the line's number, and the parent says so. */
 
-static void add_history(imp_world *w, const int32_t *tokens, size_t n, imp_rng *rng)
+typedef struct child {
+    const char *dir;
+    uint64_t seed;
+    phase at;
+    uint64_t nth;
+    int n_ops; /* 0: until it is killed */
+    int out;
+    imp_rng rng;
+    imp_world w;
+} child;
+
+#define DIE_IF(bad)                                                                                                    \
+    do {                                                                                                               \
+        if (bad) {                                                                                                     \
+            fprintf(stderr, "child: line %d: %s\n", __LINE__, imp_last_error());                                       \
+            _exit(1);                                                                                                  \
+        }                                                                                                              \
+    } while (0)
+
+/* Some keep all that a store can, but exact, so that what is stored is found by whoever asks. */
+static void child_open(child *c, uint64_t limit)
+{
+    imp_store_opts opts;
+    imp_world_opts(&opts);
+    if (c->seed % 2 || c->at.act == BASIS || c->at.act == REORDER) {
+        imp_world_rich_opts(&opts);
+        opts.rest = IMP_REST_RAW;
+        if (c->at.act == REORDER && c->seed % 4 > 1) opts.order = IMP_ORDER_IMPORTANCE;
+        if (c->at.act == REORDER && c->seed % 8 > 3) opts.keep ^= IMP_KEEP_PAIRED;
+    }
+    opts.limit_bytes = limit;
+    DIE_IF(imp_world_open(&c->w, c->dir, &opts, NULL) < 0);
+}
+
+static void tell(const child *c, uint64_t s) { DIE_IF(write(c->out, &s, sizeof s) != sizeof s); }
+
+/* Store a prompt, exact. With little room a part may stay away. */
+static void put(child *c, const int32_t *tokens, size_t n)
+{
+    int64_t known = imp_world_check(&c->w, tokens, n, true);
+    DIE_IF(known < 0 || imp_world_commit(&c->w, tokens, n, (size_t)known, 0, NULL) < 0);
+    int rc = imp_store_flush(c->w.store);
+    bool little = c->at.act == EVICT || c->at.act == GC;
+    DIE_IF(rc < 0 && !(little && (rc == IMP_E_FULL || rc == IMP_E_STALE)));
+    int64_t there = imp_world_check(&c->w, tokens, n, true);
+    DIE_IF(there < (little ? 0 : (int64_t)n - 3)); /* a tail under min_store may be missing */
+}
+
+static void put_derived(child *c, const int32_t *tokens, size_t n)
+{
+    int64_t known = imp_world_check(&c->w, tokens, n, true);
+    DIE_IF(known < 0 || imp_world_commit(&c->w, tokens, n, (size_t)known, IMP_COMMIT_DERIVED, NULL) < 0);
+    /* Another child's exact entry may have taken its parents' place meanwhile. */
+    int rc = imp_store_flush(c->w.store);
+    DIE_IF(rc < 0 && rc != IMP_E_STALE);
+}
+
+/* Derived first, sometimes: then exact takes its place, and a file goes. */
+static void store(child *c)
+{
+    int32_t tokens[MAX_TOKENS];
+    if (c->at.act == BASIS) {
+        arm(c->at.op, c->nth, ".basis");
+    } else {
+        arm(c->at.op, c->nth, NULL);
+    }
+    child_open(c, 0);
+    for (int i = 0; c->n_ops == 0 || i < c->n_ops; i++) {
+        uint64_t s = imp_rng_u64(&c->rng);
+        size_t n = prompt(s, tokens);
+        if (c->at.act == REPLACE || imp_rng_below(&c->rng, 4) == 0) put_derived(c, tokens, n);
+        put(c, tokens, n);
+        tell(c, s);
+    }
+    imp_world_close(&c->w);
+    _exit(0);
+}
+
+/* Only the change in which a node is split, and where its new neighbour comes in. */
+static void split(child *c)
+{
+    int32_t tokens[MAX_TOKENS];
+    child_open(c, 0);
+    for (;;) {
+        uint64_t s = imp_rng_u64(&c->rng);
+        size_t n = prompt(s, tokens);
+        int64_t known = imp_world_check(&c->w, tokens, n, true);
+        DIE_IF(known < 0);
+        /* Where the tokens before it end in the middle of a segment, more than likely of a node. */
+        if (known > 0 && known % 64 != 0 && (size_t)known + 8 < n) {
+            arm(SWITCH, 3 * (1 + c->nth / 3), NULL); /* of the first rename */
+            c->nth = 1 + c->nth / 2;
+        }
+        put(c, tokens, n);
+        disarm();
+        tell(c, s);
+    }
+}
+
+static void add_history(child *c, const int32_t *tokens, size_t n)
 {
     imp_path path;
     uint64_t header_bytes;
     float scores[MAX_TOKENS];
-    if (imp_store_match(w->store, w->space->id, tokens, n, true, &path, &header_bytes) < 0) _exit(9);
+    imp_store *s = c->w.store;
+    DIE_IF(imp_store_match(s, c->w.space->id, tokens, n, true, &path, &header_bytes) < 0);
     for (size_t i = 0; i < path.n_spans; i++) {
         imp_history *h;
-        if (imp_history_get(w->store, path.spans[i].seg, &h) < 0) _exit(10);
+        DIE_IF(imp_history_get(s, path.spans[i].seg, &h) < 0);
         for (uint32_t l = 0; l < WORLD_LAYERS; l++) {
-            for (uint32_t t = 0; t < path.spans[i].n_tokens; t++) scores[t] = (float)imp_rng_unit(rng);
+            for (uint32_t t = 0; t < path.spans[i].n_tokens; t++) scores[t] = (float)imp_rng_unit(&c->rng);
             imp_history_add(h, l, path.spans[i].segment_first, path.spans[i].n_tokens, scores);
         }
-        imp_history_put(w->store, h);
+        imp_history_put(s, h);
     }
-    imp_store_unpin(w->store, &path);
+    imp_store_unpin(s, &path);
 }
 
 /* Stores a few prompts, tells of them, then reorders all there is again and again. */
-static void reorder_child(const char *dir, imp_rng *rng, phase at, uint64_t nth, int out)
+static void reorder(child *c)
 {
-    imp_world w;
-    imp_store_opts opts;
     int32_t tokens[4][MAX_TOKENS];
     size_t n[4];
-    imp_world_rich_opts(&opts);
-    opts.rest = IMP_REST_RAW;
-    opts.order = imp_rng_below(rng, 2) ? IMP_ORDER_CORE : IMP_ORDER_IMPORTANCE;
-    opts.keep ^= imp_rng_below(rng, 2) ? IMP_KEEP_PAIRED : 0;
-    if (imp_world_open(&w, dir, &opts, NULL) < 0) _exit(1);
+    child_open(c, 0);
     for (int i = 0; i < 4; i++) {
-        uint64_t s = imp_rng_u64(rng);
+        uint64_t s = imp_rng_u64(&c->rng);
         n[i] = prompt(s, tokens[i]);
-        int64_t there = imp_world_check(&w, tokens[i], n[i], true);
-        if (there < 0 || imp_world_commit(&w, tokens[i], n[i], (size_t)there, 0, NULL) < 0) _exit(5);
-        if (imp_store_flush(w.store) < 0) _exit(6);
-        if (write(out, &s, sizeof s) != sizeof s) _exit(8);
+        put(c, tokens[i], n[i]);
+        tell(c, s);
     }
-    imp_io_fault f = {.kind = IMP_IO_ALL, .nth = nth, .action = IMP_IO_KILL};
-    if (at == AT_REORDER) {
-        imp_io_fault_add(&f);
-    } else {
-        atomic_store(&catalogue_ops_left, (long)nth);
-    }
+    arm(c->at.op, c->nth, NULL);
     for (;;) {
-        for (int i = 0; i < 4; i++) add_history(&w, tokens[i], n[i], rng);
-        if (imp_store_reorder(w.store, NULL) < 0) {
-            fprintf(stderr, "child: %s\n", imp_last_error());
-            _exit(11);
-        }
-        for (int i = 0; i < 4; i++) {
-            if (imp_world_check(&w, tokens[i], n[i], true) < (int64_t)n[i] - 3) _exit(12);
-        }
+        for (int i = 0; i < 4; i++) add_history(c, tokens[i], n[i]);
+        DIE_IF(imp_store_reorder(c->w.store, NULL) < 0);
+        for (int i = 0; i < 4; i++) DIE_IF(imp_world_check(&c->w, tokens[i], n[i], true) < (int64_t)n[i] - 3);
     }
 }
 
-/* ---- a child: stores, and says through `out` which seeds are stored for good */
-
-static void child(const char *dir, uint64_t seed, phase at, uint64_t nth, int n_ops, int out)
+/* Stores more and more under a limit. */
+static void evict(child *c)
 {
-    static const imp_io_kind kinds[] = {IMP_IO_WRITE, IMP_IO_FSYNC, IMP_IO_RENAME, IMP_IO_UNLINK};
-    imp_world w;
-    imp_rng rng;
     int32_t tokens[MAX_TOKENS];
-    imp_store_opts opts;
-    imp_io_fault f = {.nth = nth, .action = IMP_IO_KILL};
-    signal(SIGSEGV, SIG_DFL); /* cmocka's handler is the parent's */
-    if (at == AT_CATALOGUE || at == AT_REBUILD) hook_catalogue((long)nth);
-    if (at == AT_REORDER_CATALOGUE) hook_catalogue(0);
-    if (at == AT_REBUILD) {
-        (void)unlink(imp_test_path(dir, "catalogue.db"));
-        (void)unlink(imp_test_path(dir, "catalogue.db-wal"));
-    }
-    if (at <= AT_UNLINK) {
-        f.kind = kinds[at];
-        imp_io_fault_add(&f);
-    }
-    if (at == AT_BASIS) {
-        static const imp_io_kind basis_kinds[] = {IMP_IO_OPEN, IMP_IO_WRITE, IMP_IO_FSYNC, IMP_IO_RENAME};
-        f.kind = basis_kinds[nth % 4];
-        f.name = ".basis";
-        f.nth = f.kind == IMP_IO_OPEN ? 1 + nth % 3 : 1; /* looked for twice, then made */
-        imp_io_fault_add(&f);
-    }
-    /* Some keep all that a store can, but exact, so that what is stored is found by whoever asks. */
-    imp_world_opts(&opts);
-    if (seed % 2 || at == AT_BASIS) {
-        imp_world_rich_opts(&opts);
-        opts.rest = IMP_REST_RAW;
-    }
-    imp_rng_seed(&rng, seed);
-    if (at == AT_REORDER || at == AT_REORDER_CATALOGUE) reorder_child(dir, &rng, at, nth, out);
-    if (imp_world_open(&w, dir, &opts, NULL) < 0) {
-        fprintf(stderr, "child: %s\n", imp_last_error());
-        _exit(1);
-    }
-    for (int i = 0; n_ops == 0 || i < n_ops; i++) {
-        uint64_t s = imp_rng_u64(&rng);
-        size_t n = prompt(s, tokens);
-        int64_t known = imp_world_check(&w, tokens, n, true);
-        if (known < 0) _exit(2);
-        /* Derived first, sometimes: then exact takes its place, and a file goes. */
-        if (at == AT_UNLINK || imp_rng_below(&rng, 4) == 0) {
-            if (imp_world_commit(&w, tokens, n, (size_t)known, IMP_COMMIT_DERIVED, NULL) < 0) _exit(3);
-            /* Another child's exact entry may have taken its parents' place meanwhile. */
-            int rc = imp_store_flush(w.store);
-            if (rc < 0 && rc != IMP_E_STALE) _exit(4);
+    imp_stats st;
+    bool armed = false;
+    child_open(c, LIMIT);
+    for (;;) {
+        uint64_t s = imp_rng_u64(&c->rng);
+        put(c, tokens, prompt(s, tokens));
+        tell(c, s);
+        DIE_IF(imp_store_stats(c->w.store, &st) < 0);
+        if (!armed && st.evicted_nodes > 0) {
+            arm(c->at.op, c->nth, NULL);
+            armed = true;
         }
-        if (imp_world_commit(&w, tokens, n, (size_t)known, 0, NULL) < 0) {
-            fprintf(stderr, "child: %s\n", imp_last_error());
-            _exit(5);
-        }
-        if (imp_store_flush(w.store) < 0) {
-            fprintf(stderr, "child: %s\n", imp_last_error());
-            _exit(6);
-        }
-        if (imp_world_check(&w, tokens, n, true) < (int64_t)n - 3) _exit(7); /* a tail under min_store may be missing */
-        if (write(out, &s, sizeof s) != sizeof s) _exit(8);
     }
-    imp_world_close(&w);
-    _exit(0);
 }
 
-static pid_t start(const char *dir, uint64_t seed, phase at, uint64_t nth, int n_ops, int *from)
+/* A store that is over its limit, holds segments of which a part was removed, and files of a killed process: all of it
+ * goes, again and again. */
+static void gc(child *c)
+{
+    int32_t tokens[MAX_TOKENS];
+    for (;;) {
+        child_open(c, 0);
+        for (int i = 0; i < 12; i++) {
+            uint64_t s = imp_rng_u64(&c->rng);
+            put(c, tokens, prompt(s, tokens));
+            tell(c, s);
+        }
+        imp_world_close(&c->w);
+        child_open(c, LIMIT / 10 * 8);
+        for (int i = 1; i <= 2; i++) {
+            char name[64];
+            snprintf(name, sizeof name, "segments/%016x.seg%s", i, i == 1 ? ".tmp" : "");
+            FILE *f = fopen(imp_test_path(c->dir, name), "w");
+            DIE_IF(!f || fputs("not a segment", f) < 0 || fclose(f) != 0);
+        }
+        arm(c->at.op, c->nth, NULL);
+        int rc = imp_store_gc(c->w.store, NULL);
+        DIE_IF(rc < 0 && rc != IMP_E_FULL);
+        c->nth = 1 + c->nth / 2; /* it may be less work than that */
+        disarm();
+        imp_world_close(&c->w);
+    }
+}
+
+/* Makes the catalogue again, from segments of which one may be damaged and goes. */
+static void rebuild(child *c)
+{
+    int32_t tokens[MAX_TOKENS];
+    for (;;) {
+        child_open(c, 0);
+        for (int i = 0; i < 3; i++) {
+            uint64_t s = imp_rng_u64(&c->rng);
+            put(c, tokens, prompt(s, tokens));
+            tell(c, s);
+        }
+        imp_world_close(&c->w);
+        for (int i = 0; i < 3; i++) {
+            char name[64];
+            snprintf(name, sizeof name, "segments/%016x.seg", i + 1);
+            FILE *f = fopen(imp_test_path(c->dir, name), "w");
+            DIE_IF(!f || fprintf(f, "%1000s", "not a segment") < 0 || fclose(f) != 0);
+        }
+        arm(c->at.op, c->nth, NULL);
+        DIE_IF(imp_store_rebuild(c->dir) < 0);
+        disarm();
+        c->nth = 1 + c->nth / 2;
+    }
+}
+
+/* Opens a catalogue as the first version made it. */
+static void upgrade(child *c)
+{
+    int32_t tokens[MAX_TOKENS];
+    for (;;) {
+        child_open(c, 0);
+        uint64_t s = imp_rng_u64(&c->rng);
+        put(c, tokens, prompt(s, tokens));
+        tell(c, s);
+        imp_world_close(&c->w);
+        sqlite3 *db;
+        char pragma[64];
+        snprintf(pragma, sizeof pragma, "DROP TABLE history; PRAGMA user_version=%d", (int)(int32_t)(1 | 0xfffe0000u));
+        DIE_IF(sqlite3_open(imp_test_path(c->dir, "catalogue.db"), &db) != SQLITE_OK);
+        DIE_IF(sqlite3_exec(db, pragma, NULL, NULL, NULL) != SQLITE_OK);
+        DIE_IF(sqlite3_close(db) != SQLITE_OK);
+        arm(c->at.op, c->nth, NULL);
+        child_open(c, 0);
+        disarm();
+        imp_world_close(&c->w);
+        c->nth = 1 + c->nth / 2;
+    }
+}
+
+static void live(child *c)
+{
+    signal(SIGSEGV, SIG_DFL); /* cmocka's handler is the parent's */
+    imp_rng_seed(&c->rng, c->seed);
+    hook_catalogue();
+    switch (c->at.act) {
+    case SPLIT: split(c); break;
+    case REORDER: reorder(c); break;
+    case EVICT: evict(c); break;
+    case GC: gc(c); break;
+    case REBUILD: rebuild(c); break;
+    case UPGRADE: upgrade(c); break;
+    default: store(c); break;
+    }
+    _exit(2);
+}
+
+static pid_t start(child *c, int *from)
 {
     int fds[2];
     assert_int_equal(pipe(fds), 0);
@@ -237,7 +413,8 @@ static pid_t start(const char *dir, uint64_t seed, phase at, uint64_t nth, int n
     assert_true(pid >= 0);
     if (pid == 0) {
         close(fds[0]);
-        child(dir, seed, at, nth, n_ops, fds[1]);
+        c->out = fds[1];
+        live(c);
     }
     close(fds[1]);
     *from = fds[0];
@@ -268,17 +445,27 @@ static size_t n_files(const char *dir, const char *sub)
     return n;
 }
 
-static void look_after(const char *dir, int round, phase at)
+static void look_after(const char *dir, int round, phase at, bool in_memory)
 {
     imp_world w;
     imp_stats st;
     int32_t tokens[MAX_TOKENS];
-    if (imp_world_open(&w, dir, NULL, NULL) < 0) {
-        fail_msg("round %d (%s): %s", round, phase_names[at], imp_last_error());
+    bool loses = at.act == EVICT || at.act == GC;
+    uint64_t du = imp_world_du(dir);
+    if (at.act == EVICT && du > LIMIT + FILES_ON_THEIR_WAY) {
+        fail_msg("round %d (%s): %llu bytes", round, phase_name(at), (unsigned long long)du);
     }
+    if (imp_world_open(&w, dir, NULL, NULL) < 0) fail_msg("round %d (%s): %s", round, phase_name(at), imp_last_error());
     int64_t n = imp_world_verify(&w, false, true);
-    if (n != 0) fail_msg("round %d (%s): %lld findings", round, phase_names[at], (long long)n);
+    if (n != 0) fail_msg("round %d (%s): %lld findings", round, phase_name(at), (long long)n);
     assert_int_equal(imp_store_stats(w.store, &st), 0);
+    du = imp_world_du(dir);
+    /* Beside memory, a file system may still be counting. */
+    uint64_t off = st.disk_bytes > du ? st.disk_bytes - du : du - st.disk_bytes;
+    if (off > (in_memory ? 0 : 64 << 10)) {
+        fail_msg("round %d (%s): %llu bytes reported, %llu there", round, phase_name(at),
+                 (unsigned long long)st.disk_bytes, (unsigned long long)du);
+    }
     assert_int_equal(n_files(dir, "segments"), st.n_segments);
     assert_int_equal(n_files(dir, "live"), 1);
     assert_in_range(n_files(dir, "."), 5, 7); /* segments, bases, live, lock, the catalogue's one to three */
@@ -287,11 +474,12 @@ static void look_after(const char *dir, int round, phase at)
     for (size_t i = 0; i < n_known; i++) {
         size_t len = prompt(known[i], tokens);
         n = imp_world_check(&w, tokens, len, true);
-        if (n < (int64_t)len - 3) {
-            fail_msg("round %d (%s): %lld of %zu tokens of prompt %zu", round, phase_names[at], (long long)n, len, i);
+        if (n < (loses ? 0 : (int64_t)len - 3)) {
+            fail_msg("round %d (%s): %lld of %zu tokens of prompt %zu", round, phase_name(at), (long long)n, len, i);
         }
     }
     imp_world_close(&w);
+    if (loses) n_known = 0;
 }
 
 static void quiet(imp_log_level level, const char *line, void *user)
@@ -301,61 +489,76 @@ static void quiet(imp_log_level level, const char *line, void *user)
     (void)user;
 }
 
+/* Two folders: in memory, where a round is fast and a kill is a kill all the same, and on the disk. */
+static char *folders[2];
+
 static void kill_at_any_moment(void **state)
 {
+    (void)state;
     const char *text = getenv("IMP_KILL_ROUNDS");
-    int n_rounds = text && *text ? atoi(text) : 50;
-    unsigned n_killed[N_PHASES] = {0};
+    int n_rounds = text && *text ? atoi(text) : 100;
+    unsigned by_activity[N_ACTIVITIES] = {0}, by_operation[N_OPERATIONS] = {0}, n_stores = 0;
+    char dir[256];
     imp_rng rng;
     imp_rng_seed(&rng, imp_test_seed());
     imp_log_set(quiet, NULL, IMP_LOG_ERROR);
     for (int round = 0; round < n_rounds; round++) {
         int from, other_from = -1, status;
-        phase at = (phase)(round % N_PHASES);
-        uint64_t nth = 1 + imp_rng_below(&rng, most_ops[at]);
+        phase at = phases[round % N_PHASES];
+        child c = {.seed = imp_rng_u64(&rng), .at = at, .nth = 1 + imp_rng_below(&rng, at.most)}, second = {0};
         /* A new store now and then keeps this fast. */
-        if (n_known > 40 && at != AT_REBUILD && imp_rng_below(&rng, 4) == 0) n_known = 0;
-        if (at == AT_BASIS) n_known = 0; /* they are written once in the life of a store */
+        if (n_known > 40 && imp_rng_below(&rng, 4) == 0) n_known = 0;
+        if (at.act == BASIS) n_known = 0; /* they are written once in the life of a store */
         if (n_known == 0) {
             char command[512];
-            snprintf(command, sizeof command, "rm -rf '%s/store'", (char *)*state);
+            snprintf(dir, sizeof dir, "%s/store", folders[folders[0] && n_stores++ % 8 != 7 ? 0 : 1]);
+            snprintf(command, sizeof command, "rm -rf '%s'", dir);
             assert_int_equal(system(command), 0);
         }
-        const char *dir = imp_test_path(*state, "store");
-        pid_t pid = start(dir, imp_rng_u64(&rng), at, nth, 0, &from), other = -1;
-        if (round % 7 == 4 && at != AT_REBUILD && at != AT_BASIS) {
-            other = start(dir, imp_rng_u64(&rng), AT_RANDOM, 0, 4, &other_from);
+        c.dir = dir;
+        bool in_memory = folders[0] && strncmp(dir, folders[0], strlen(folders[0])) == 0;
+        pid_t pid = start(&c, &from), other = -1;
+        if (at.act <= REPLACE && round % 3 == 1) {
+            second = (child){.dir = dir, .seed = imp_rng_u64(&rng), .at = {STORE, RANDOM, 1}, .n_ops = 4};
+            other = start(&second, &other_from);
         }
-        if (at == AT_RANDOM) {
+        if (at.op == RANDOM) {
             usleep((useconds_t)imp_rng_below(&rng, 60000));
             kill(pid, SIGKILL);
         }
         hear(from);
         assert_int_equal(waitpid(pid, &status, 0), pid);
-        if (!WIFSIGNALED(status)) {
-            fail_msg("round %d (%s): the child ended with %d", round, phase_names[at], WEXITSTATUS(status));
+        if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL) {
+            fail_msg("round %d (%s): the child ended by itself, status %d", round, phase_name(at), status);
         }
-        n_killed[at]++;
+        by_activity[at.act]++;
+        by_operation[at.op]++;
         if (other > 0) {
             hear(other_from);
             assert_int_equal(waitpid(other, &status, 0), other);
             assert_int_equal(status, 0);
         }
-        look_after(dir, round, at);
+        look_after(dir, round, at, in_memory);
     }
-    for (int i = 0; i < N_PHASES; i++) fprintf(stderr, "killed at %s: %u\n", phase_names[i], n_killed[i]);
-    for (int i = 0; i < N_PHASES && n_rounds >= N_PHASES; i++) assert_true(n_killed[i] > 0);
+    for (int i = 0; i < N_ACTIVITIES; i++) fprintf(stderr, "killed in %s: %u\n", activity_names[i], by_activity[i]);
+    for (int i = 0; i < N_OPERATIONS; i++) fprintf(stderr, "killed at %s: %u\n", operation_names[i], by_operation[i]);
+    for (int i = 0; i < N_ACTIVITIES && n_rounds >= N_PHASES; i++) assert_true(by_activity[i] > 0);
+    for (int i = 0; i < N_OPERATIONS && n_rounds >= N_PHASES; i++) assert_true(by_operation[i] > 0);
 }
 
 static int set_up(void **state)
 {
-    *state = imp_test_make_dir(NULL);
-    return *state ? 0 : -1;
+    *state = NULL;
+    folders[0] = imp_test_make_dir("/dev/shm");
+    folders[1] = imp_test_make_dir(NULL);
+    return folders[1] ? 0 : -1;
 }
 
 static int tear_down(void **state)
 {
-    imp_test_remove_dir(*state);
+    (void)state;
+    imp_test_remove_dir(folders[0]);
+    imp_test_remove_dir(folders[1]);
     return 0;
 }
 
