@@ -23,7 +23,11 @@ struct imp_session {
     bool warned;           /* that requests disagree about the tier's policy */
     imp_channel *idle;
     unsigned n_idle;
+    imp_read_costs costs;
 };
+
+/* Of an ordinary SSD, until it is measured. */
+static const imp_read_costs guessed_costs = {.read_ns = 10000, .byte_ns = 1};
 
 /* Guards the making of a session: two loads may be a store's first at once. */
 static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
@@ -75,6 +79,7 @@ int imp_session_of(imp_store *store, imp_session **out)
             s->store = store;
             s->ropes = ropes;
             pthread_mutex_init(&s->mutex, NULL);
+            if (imp_store_costs_get(store, &s->costs) < 0) s->costs = guessed_costs;
             imp_store_attach(store, s, session_free);
         } else {
             rc = imp_fail(IMP_E_NOMEM, "no memory for a store's loads");
@@ -264,3 +269,17 @@ int imp_channel_chooser(imp_channel *c, size_t tokens, size_t pages)
 }
 
 imp_ropes *imp_session_ropes(imp_session *session) { return session->ropes; }
+
+void imp_session_costs(imp_session *session, imp_read_costs *out)
+{
+    pthread_mutex_lock(&session->mutex);
+    *out = session->costs;
+    pthread_mutex_unlock(&session->mutex);
+}
+
+void imp_session_set_costs(imp_session *session, const imp_read_costs *costs)
+{
+    pthread_mutex_lock(&session->mutex);
+    session->costs = *costs;
+    pthread_mutex_unlock(&session->mutex);
+}

@@ -63,6 +63,11 @@ int imp_channel_scorer(imp_channel *channel, size_t tokens, size_t rows, uint32_
 int imp_channel_wide(imp_channel *channel, size_t n_bytes);
 int imp_channel_chooser(imp_channel *channel, size_t tokens, size_t pages);
 
+/* What reads of the store cost: as the catalogue says it when the session is made, and as it is measured later. Where it
+ * wasn't measured, a guess with measured_s 0. */
+void imp_session_costs(imp_session *session, imp_read_costs *out);
+void imp_session_set_costs(imp_session *session, const imp_read_costs *costs);
+
 /* Tables that the store's loads share. */
 imp_ropes *imp_session_ropes(imp_session *session);
 

@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "select/blend.h"
 #include "session/choose.h"
+#include "session/costs.h"
 #include "session/load.h"
 
 enum { DEFAULT_QUERY_ROWS = 32, DEFAULT_PROBE_HEADS = 3, DEFAULT_PERIOD = 4, LEAST_PROBE_HEADS = 16 };
@@ -272,6 +273,8 @@ static int prepare(imp_load *load)
     imp_lease *lease = load->lease;
     int rc = imp_session_of(load->store, &load->session);
     if (rc < 0) return rc;
+    imp_session_costs(load->session, &load->costs);
+    load->max_gap = imp_costs_gap(&load->costs, imp_store_options(load->store)->read_bytes_per_s);
     rc = imp_tier_take(load->session, load->opts.switches.cache, &load->tier);
     if (rc < 0) return rc;
     if (load->tier) load->host = load->tier->host;

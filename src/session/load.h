@@ -74,6 +74,8 @@ struct imp_load {
     imp_plan plan;
     size_t k;
     int dead; /* what it failed with */
+    imp_read_costs costs; /* as they were when it began */
+    size_t max_gap;       /* bytes that are read along rather than one more read is made */
 
     imp_how *how;              /* [n_layers]: how it can be, going by what segments hold */
     imp_ropes_entry **ropes;   /* [n_layers], with sketches; NULL: the layer's keys aren't turned, or there are none */

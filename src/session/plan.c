@@ -110,12 +110,24 @@ void imp_plan_places(const imp_plan *plan, uint32_t layer, imp_piece *pieces)
             uint32_t chunk;
             imp_region region = imp_plan_region(s, p, &chunk);
             imp_chunk_place place = imp_seg_chunk(s->seg->layout, region, layer, chunk);
-            pieces[p] = (imp_piece){.place = place, .run = IMP_PLAN_NONE};
+            pieces[p] = (imp_piece){.place = place, .run = IMP_PLAN_NONE, .spare = IMP_PLAN_NONE};
         }
     }
 }
 
-size_t imp_plan_runs(const imp_plan *plan, imp_piece *pieces, size_t max_bytes, uint32_t first_run,
+/* Bytes from the end of `run` to piece `at`, if they may be read along; SIZE_MAX: they may not. */
+static size_t gap_before(const imp_plan_span *s, const imp_piece *pieces, const imp_plan_run *run, uint32_t at)
+{
+    uint64_t end = run->offset + run->n_bytes;
+    for (uint32_t i = run->first_piece + run->n_pieces; i < at; i++) {
+        const imp_piece *p = &pieces[i];
+        if (i < s->keys || p->asked || p->spare != IMP_PLAN_NONE || p->place.offset != end) return SIZE_MAX;
+        end += p->place.n_bytes;
+    }
+    return pieces[at].place.offset == end ? (size_t)(end - run->offset - run->n_bytes) : SIZE_MAX;
+}
+
+size_t imp_plan_runs(const imp_plan *plan, imp_piece *pieces, size_t max_bytes, size_t max_gap, uint32_t first_run,
                      imp_plan_run *runs)
 {
     size_t n = 0;
@@ -125,10 +137,12 @@ size_t imp_plan_runs(const imp_plan *plan, imp_piece *pieces, size_t max_bytes, 
         for (uint32_t at = s->first_piece; at < s->first_piece + s->n_pieces; at++) {
             imp_piece *p = &pieces[at];
             if (!p->wanted) continue;
-            if (run && run->first_piece + run->n_pieces == at && run->offset + run->n_bytes == p->place.offset &&
-                run->n_bytes + p->place.n_bytes <= max_bytes) {
-                run->n_pieces++;
-                run->n_bytes += p->place.n_bytes;
+            size_t gap = run ? gap_before(s, pieces, run, at) : SIZE_MAX;
+            if (gap <= max_gap && run->n_bytes + gap + p->place.n_bytes <= max_bytes) {
+                for (uint32_t g = run->first_piece + run->n_pieces; g < at; g++)
+                    pieces[g].spare = first_run + (uint32_t)(n - 1);
+                run->n_pieces = at + 1 - run->first_piece;
+                run->n_bytes += gap + p->place.n_bytes;
             } else {
                 run = &runs[n++];
                 *run = (imp_plan_run){s->seg, p->place.offset, p->place.n_bytes, at, 1};

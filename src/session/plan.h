@@ -79,6 +79,7 @@ typedef struct imp_piece {
     const unsigned char *bytes; /* where it is or will be */
     imp_host_entry *held;       /* they are the host tier's */
     uint32_t run;               /* the read that brings it; IMP_PLAN_NONE: it needs none */
+    uint32_t spare;             /* a read that brings it though nobody wanted it; IMP_PLAN_NONE: none does */
     bool asked;                 /* somebody wanted it before: it is there, or in a run */
     bool wanted;                /* to be read, and in no run yet */
     bool checked;               /* the bytes are there and right */
@@ -99,10 +100,11 @@ void imp_plan_places(const imp_plan *plan, uint32_t layer, imp_piece *pieces);
 /* Region of a span's piece, and the chunk's number in it. */
 imp_region imp_plan_region(const imp_plan_span *span, uint32_t piece, uint32_t *chunk);
 
-/* Merge the wanted pieces into as few reads of at most `max_bytes` as can be (a larger chunk is a read of its own).
+/* Merge the wanted pieces into as few reads of at most `max_bytes` as can be (a larger chunk is a read of its own), over
+ * gaps of at most `max_gap` bytes of keys and values that nobody asked for: they are spare then, each in one read only.
  * Writes at most n_pieces runs, sets `run` of each to `first_run` + its number, and wants them no longer. Returns how
  * many runs. */
-size_t imp_plan_runs(const imp_plan *plan, imp_piece *pieces, size_t max_bytes, uint32_t first_run,
+size_t imp_plan_runs(const imp_plan *plan, imp_piece *pieces, size_t max_bytes, size_t max_gap, uint32_t first_run,
                      imp_plan_run *runs);
 
 #endif

@@ -35,12 +35,14 @@ static void count_read(imp_load *load, imp_read *r)
     load->stats.bytes_read += r->op.n_bytes;
 }
 
-/* Make runs of what is wanted, and submit them into the buffer at `to`. Returns their bytes. */
-static size_t submit(imp_load *load, imp_slot *s, unsigned char *to)
+/* Make runs of what is wanted, and submit them into the buffer at `to`. Returns their bytes. With `gaps` there is room for
+ * all keys and values that weren't asked for yet. */
+static size_t submit(imp_load *load, imp_slot *s, unsigned char *to, bool gaps)
 {
     unsigned char *start = to;
     uint32_t first_run = s->n_runs;
-    s->n_runs += (uint32_t)imp_plan_runs(&load->plan, s->pieces, IMP_RUN_BYTES, first_run, s->runs + first_run);
+    s->n_runs += (uint32_t)imp_plan_runs(&load->plan, s->pieces, IMP_RUN_BYTES, gaps ? load->max_gap : 0, first_run,
+                                       s->runs + first_run);
     for (uint32_t i = first_run; i < s->n_runs; i++) {
         const imp_plan_run *run = &s->runs[i];
         s->reads[i] =
@@ -123,6 +125,10 @@ static void want(imp_load *load, imp_slot *s, uint32_t layer, const imp_plan_spa
         size_t n_bytes;
         imp_host_key key = imp_stream_key(span, layer, piece);
         p->held = imp_host_get(load->host, &key, &n_bytes);
+    }
+    if (!p->held && p->spare != IMP_PLAN_NONE) { /* `bytes` is where it comes */
+        p->run = p->spare;
+        return;
     }
     p->bytes = p->held ? imp_host_entry_bytes(p->held)
                        : imp_io_file_at(span->seg->file, p->place.offset, p->place.n_bytes);
@@ -254,7 +260,7 @@ static bool stream_layer(imp_load *load, bool asked_for)
     imp_plan_places(&load->plan, layer, s->pieces);
     want_ahead(load, s, layer);
     s->ring_at = at;
-    s->ring_bytes = submit(load, s, load->channel->arena + at);
+    s->ring_bytes = submit(load, s, load->channel->arena + at, s->how == IMP_HOW_KNOWN);
     load->next++;
     return true;
 }
@@ -309,7 +315,7 @@ void imp_stream_stop(imp_load *load)
 
 void imp_stream_fetch(imp_load *load, imp_slot *s)
 {
-    load->stage_b_bytes += submit(load, s, load->channel->arena + load->ring_bytes + load->stage_b_bytes);
+    load->stage_b_bytes += submit(load, s, load->channel->arena + load->ring_bytes + load->stage_b_bytes, true);
     imp_io_kick(load->channel->queue);
 }
 

@@ -1278,6 +1278,44 @@ int imp_cat_put_fingerprint(imp_cat *c, const imp_cat_file *file, imp_hash128 ha
     return note(c, cat_db_run(c->db, s));
 }
 
+static uint64_t bits_of(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static double double_of(uint64_t bits)
+{
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+int imp_cat_costs_get(imp_cat *c, uint64_t device, imp_cat_costs *out)
+{
+    sqlite3_stmt *s = NULL;
+    uint64_t key[] = {device, 0};
+    imp_cat_file row;
+    imp_hash128 costs;
+    int rc = cat_db_stmt(c->db, FILE_GET, &s);
+    if (rc < 0) return rc;
+    bind_numbers(s, key, 2);
+    rc = cat_db_step(c->db, s);
+    bool found = rc > 0 && parse_file(s, &row, &costs) && row.device == device && row.inode == 0;
+    cat_db_done(s);
+    if (rc < 0) return rc;
+    if (!found) return imp_fail(IMP_E_NOTFOUND, "catalogue: reads of this device weren't measured");
+    *out = (imp_cat_costs){device, double_of(costs.lo), double_of(costs.hi), row.mtime_ns / 1000000000};
+    return 0;
+}
+
+int imp_cat_costs_put(imp_cat *c, const imp_cat_costs *costs)
+{
+    const imp_cat_file row = {.device = costs->device, .mtime_ns = costs->measured_s * 1000000000};
+    return imp_cat_put_fingerprint(c, &row, (imp_hash128){bits_of(costs->read_ns), bits_of(costs->byte_ns)});
+}
+
 /* ---- check */
 
 static int scan_files(imp_cat *c, uint64_t *n_bad)

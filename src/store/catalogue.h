@@ -130,6 +130,15 @@ typedef struct imp_cat_file {
 int imp_cat_fingerprint(imp_cat *c, const imp_cat_file *file, imp_hash128 *out); /* IMP_E_NOTFOUND */
 int imp_cat_put_fingerprint(imp_cat *c, const imp_cat_file *file, imp_hash128 hash);
 
+/* What reads cost on a device (impress.h), as a row of the same table whose inode is 0: no file has that. */
+typedef struct imp_cat_costs {
+    uint64_t device;
+    double read_ns, byte_ns;
+    int64_t measured_s;
+} imp_cat_costs;
+int imp_cat_costs_get(imp_cat *c, uint64_t device, imp_cat_costs *out); /* IMP_E_NOTFOUND */
+int imp_cat_costs_put(imp_cat *c, const imp_cat_costs *costs);
+
 /* SQLite's own check, a whole scan, and whether nodes, parents and segments fit together: calls `fn` with a line for
  * each thing that is wrong. 0 if the check could be made, whatever it found. */
 int imp_cat_check(imp_cat *c, void (*fn)(const char *what, void *user), void *user);

@@ -81,6 +81,15 @@ void imp_store_count_tier_hits(imp_store *s, uint64_t host_bytes, uint64_t devic
 /* What the tiers hold now, for imp_stats. */
 void imp_store_set_tier_bytes(imp_store *s, uint64_t host_bytes, uint64_t device_bytes);
 
+/* What reads cost on the disk that the store is on, as it was measured and kept in the catalogue; for its file system as
+ * it is known now. IMP_E_NOTFOUND: it wasn't measured. Put: IMP_E_UNSUPPORTED where there is no disk, IMP_E_PERM for a
+ * store that is only read. */
+int imp_store_costs_get(imp_store *s, imp_read_costs *out);
+int imp_store_costs_put(imp_store *s, const imp_read_costs *costs);
+/* The path of the store's largest segment, for measuring: the caller's (imp_free). IMP_E_NOTFOUND: none has so many
+ * bytes. */
+int imp_store_largest(imp_store *s, uint64_t least_bytes, char **path);
+
 /* Slots for what higher modules hang on a store (the host tier, idle queues): freed by imp_store_close() before the
  * I/O. */
 void imp_store_attach(imp_store *s, void *object, void (*free_fn)(void *object));

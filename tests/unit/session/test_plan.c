@@ -244,7 +244,7 @@ static void test_runs(void **state)
 
         bool *wanted = calloc(plan.n_pieces, sizeof *wanted);
         for (size_t p = 0; p < plan.n_pieces; p++) pieces[p].wanted = wanted[p] = imp_rng_below(&r, density) == 0;
-        size_t n = imp_plan_runs(&plan, pieces, max, 7, runs);
+        size_t n = imp_plan_runs(&plan, pieces, max, 0, 7, runs);
 
         /* The runs are the wanted pieces in order, cut only where they must be. */
         size_t p = 0;
@@ -278,13 +278,96 @@ static void test_runs(void **state)
         }
         for (; p < plan.n_pieces; p++) assert_false(wanted[p]);
         for (p = 0; p < plan.n_pieces; p++) assert_false(pieces[p].wanted); /* no longer */
-        assert_int_equal(imp_plan_runs(&plan, pieces, max, 7, runs), 0);
+        assert_int_equal(imp_plan_runs(&plan, pieces, max, 0, 7, runs), 0);
         free(wanted);
         free(pieces);
         free(runs);
         imp_plan_clear(&plan);
         free_world(&w);
     }
+}
+
+/* Gaps, against a twin that decides pair by pair which wanted neighbours share a read. */
+static void test_gaps(void **state)
+{
+    (void)state;
+    imp_rng r;
+    imp_rng_seed(&r, imp_test_seed() + 2);
+    size_t n_spare = 0;
+    for (int round = 0; round < 300; round++) {
+        world w;
+        make_world(&r, &w);
+        imp_plan plan;
+        assert_int_equal(imp_plan_new(w.spans, w.n_spans, w.n_tokens, &plan), 0);
+        imp_piece *pieces = calloc(plan.n_pieces, sizeof *pieces);
+        imp_plan_run *runs = calloc(plan.n_pieces, sizeof *runs);
+        bool *wanted = calloc(plan.n_pieces, sizeof *wanted), *taken = calloc(plan.n_pieces, sizeof *taken);
+        size_t max = imp_rng_below(&r, 4) ? 1 + imp_rng_below(&r, 256 << 10) : SIZE_MAX / 2;
+        size_t max_gap = imp_rng_below(&r, 64 << 10);
+        imp_plan_places(&plan, (uint32_t)imp_rng_below(&r, w.n_layers), pieces);
+        for (size_t p = 0; p < plan.n_pieces; p++) {
+            uint64_t what = imp_rng_below(&r, 6);
+            pieces[p].wanted = wanted[p] = what < 2;
+            pieces[p].asked = what < 3; /* 2: it is somewhere else already */
+            taken[p] = pieces[p].asked;
+            if (what == 3 && imp_rng_below(&r, 2)) {
+                pieces[p].spare = 1;
+                taken[p] = true;
+            }
+        }
+        size_t n = imp_plan_runs(&plan, pieces, max, max_gap, 7, runs), at = 0;
+        assert_true(n <= plan.n_pieces);
+        for (size_t i = 0; i < plan.n_spans; i++) {
+            const imp_plan_span *s = &plan.spans[i];
+            size_t last = SIZE_MAX; /* the wanted piece before */
+            for (size_t p = s->first_piece; p < s->first_piece + s->n_pieces; p++) {
+                if (!wanted[p]) continue;
+                bool joined = last != SIZE_MAX;
+                size_t gap = 0;
+                for (size_t g = last + 1; joined && g < p; g++) {
+                    joined = g >= s->keys && !taken[g] &&
+                             pieces[g].place.offset == pieces[g - 1].place.offset + pieces[g - 1].place.n_bytes;
+                    gap += pieces[g].place.n_bytes;
+                }
+                joined = joined && gap <= max_gap &&
+                         pieces[p].place.offset == pieces[p - 1].place.offset + pieces[p - 1].place.n_bytes;
+                joined = joined &&
+                         pieces[p].place.offset + pieces[p].place.n_bytes - runs[at - 1].offset <= max;
+                if (!joined) {
+                    assert_true(at < n);
+                    assert_int_equal(runs[at].first_piece, p);
+                    assert_int_equal(runs[at].offset, pieces[p].place.offset);
+                    assert_ptr_equal(runs[at].seg, s->seg);
+                    at++;
+                }
+                for (size_t g = last + 1; joined && g < p; g++, n_spare++) {
+                    assert_int_equal(pieces[g].spare, 7 + at - 1);
+                    assert_int_equal(pieces[g].run, IMP_PLAN_NONE);
+                }
+                const imp_plan_run *run = &runs[at - 1];
+                assert_int_equal(pieces[p].run, 7 + at - 1);
+                assert_false(pieces[p].wanted);
+                /* A run ends with a wanted piece: what follows may only make it longer. */
+                assert_true(run->first_piece + run->n_pieces > p);
+                assert_true(run->offset + run->n_bytes >= pieces[p].place.offset + pieces[p].place.n_bytes);
+                last = p;
+            }
+        }
+        assert_int_equal(at, n);
+        for (size_t i = 0; i < n; i++) {
+            const imp_plan_run *run = &runs[i];
+            size_t end = run->first_piece + run->n_pieces - 1;
+            assert_true(wanted[end]);
+            assert_int_equal(run->offset + run->n_bytes, pieces[end].place.offset + pieces[end].place.n_bytes);
+        }
+        free(taken);
+        free(wanted);
+        free(pieces);
+        free(runs);
+        imp_plan_clear(&plan);
+        free_world(&w);
+    }
+    assert_true(n_spare > 0);
 }
 
 static void test_no_memory(void **state)
@@ -306,7 +389,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pieces),
-        cmocka_unit_test(test_runs),
+        cmocka_unit_test(test_runs), cmocka_unit_test(test_gaps),
         cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,179 @@
+/* test_costs.c: what reads cost, as a line through times, as a gap, in the catalogue, and in the reads of a load. */
+#include "load_util.h"
+
+#include <float.h>
+
+#include "session/costs.h"
+#include "store/store.h"
+
+static void test_fit(void **state)
+{
+    (void)state;
+    imp_rng r;
+    imp_rng_seed(&r, imp_test_seed());
+    for (int round = 0; round < 500; round++) {
+        double read = imp_rng_below(&r, 3) ? imp_rng_unit(&r) * 1e5 : 0, byte = 0.01 + imp_rng_unit(&r) * 50, a, b;
+        imp_cost_sample s[6];
+        size_t n = 2 + imp_rng_below(&r, 5);
+        for (size_t i = 0; i < n; i++) {
+            s[i].bytes = (double)(4096u << i);
+            s[i].ns = read + byte * s[i].bytes;
+        }
+        assert_true(imp_costs_fit(s, n, &a, &b));
+        assert_true(fabs(a - read) <= 1e-6 * (read + byte * 4096));
+        assert_true(fabs(b - byte) <= 1e-6 * byte);
+        /* Times that are anything: neither below 0, one of them above. */
+        for (size_t i = 0; i < n; i++) s[i].ns = 1 + imp_rng_unit(&r) * 1e9;
+        assert_true(imp_costs_fit(s, n, &a, &b));
+        assert_true(a >= 0 && b > 0 && isfinite(a) && isfinite(b));
+        s[imp_rng_below(&r, n)].ns = imp_rng_below(&r, 2) ? 0 : INFINITY;
+        assert_false(imp_costs_fit(s, n, &a, &b));
+    }
+    double a, b;
+    const imp_cost_sample one[] = {{4096, 10}, {4096, 20}};
+    assert_false(imp_costs_fit(one, 1, &a, &b));
+    assert_false(imp_costs_fit(one, 2, &a, &b));
+}
+
+static void test_gap(void **state)
+{
+    (void)state;
+    imp_read_costs c = {.read_ns = 8000, .byte_ns = 1};
+    assert_int_equal(imp_costs_gap(&c, 0), 0); /* not measured */
+    c.measured_s = 1;
+    assert_int_equal(imp_costs_gap(&c, 0), 8000);
+    assert_int_equal(imp_costs_gap(&c, 25000000), 200);     /* 40 ns a byte */
+    assert_int_equal(imp_costs_gap(&c, 2000000000), 8000);  /* the disk is slower than the cap */
+    c.read_ns = 1e9;
+    assert_int_equal(imp_costs_gap(&c, 0), 128 << 10);
+    c.read_ns = 0;
+    assert_int_equal(imp_costs_gap(&c, 0), 0);
+    c.read_ns = 10;
+    c.byte_ns = 2;
+    assert_true(fabs(imp_costs_ns(&c, 0, 3, 1000) - 2030) < 1e-9);
+    assert_true(fabs(imp_costs_ns(&c, 100000000, 3, 1000) - 10000) < 1e-9);
+}
+
+enum { LONG = 1200 };
+
+/* A pass by exact scores whose chosen tokens are scattered. Returns the rows, keys then values, of all layers. */
+static unsigned char *load_rows(const util_world *w, const int32_t *tokens, imp_load_stats *stats)
+{
+    imp_lease *lease;
+    imp_prefix_info info;
+    imp_load_opts opts;
+    imp_load *load;
+    imp_load_opts_init(&opts);
+    opts.switches.identify = IMP_IDENTIFY_RANDOM;
+    opts.retention = 0.1;
+    int32_t prompt[LONG + 1];
+    memcpy(prompt, tokens, LONG * sizeof *tokens);
+    prompt[LONG] = 1;
+    assert_int_equal(imp_prefix_acquire(w->space, prompt, LONG + 1, 0, &lease, &info), 0);
+    assert_int_equal(info.n_matched, LONG);
+    assert_int_equal(imp_load_begin(lease, &opts, &load), 0);
+    size_t k = imp_load_count(load), at = 0;
+    unsigned char *rows = malloc(k * w->n_layers * 4096);
+    for (uint32_t l = 0; l < w->n_layers; l++) {
+        imp_dst dst = {.k = rows + at, .k_stride = util_k_bytes(w, l), .v_stride = util_v_bytes(w, l)};
+        at += k * dst.k_stride;
+        dst.v = rows + at;
+        at += k * dst.v_stride;
+        assert_int_equal(imp_load_select(load, l, NULL, NULL), 0);
+        assert_int_equal(imp_load_gather(load, l, &dst), 0);
+    }
+    imp_load_end(load, stats);
+    imp_lease_release(lease);
+    return rows;
+}
+
+/* Dear reads are merged over gaps, which changes how much is read, and no row. */
+static void test_loads(void **state)
+{
+    (void)state;
+    for (unsigned keep = 0; keep <= IMP_KEEP_PAIRED; keep += IMP_KEEP_PAIRED) {
+        util_world w = {0};
+        imp_store_opts_init(&w.opts);
+        w.opts.chunk_tokens = 16;
+        w.opts.keep = keep;
+        util_start(&w);
+        imp_rng r;
+        imp_rng_seed(&r, imp_test_seed());
+        int32_t tokens[LONG];
+        util_tokens(&r, tokens, LONG);
+        util_commit(&w, tokens, LONG, 0, 0);
+        imp_load_stats plain, merged;
+        unsigned char *a = load_rows(&w, tokens, &plain);
+
+        imp_read_costs costs;
+        assert_int_equal(imp_store_get_read_costs(w.store, &costs), 0);
+        assert_int_equal(costs.measured_s, 0);
+        assert_true(costs.read_ns > 0 && costs.byte_ns > 0);
+        assert_int_equal(imp_store_costs_get(w.store, &costs), IMP_E_NOTFOUND);
+        const imp_read_costs dear = {.read_ns = 1e6, .byte_ns = 1, .measured_s = 1700000000};
+        assert_int_equal(imp_store_costs_put(w.store, &dear), 0);
+        util_close(&w);
+        util_open(&w);
+        assert_int_equal(imp_store_get_read_costs(w.store, &costs), 0);
+        assert_int_equal(costs.measured_s, dear.measured_s);
+        assert_true(costs.device != 0);
+        assert_true(fabs(costs.read_ns - dear.read_ns) < DBL_EPSILON && fabs(costs.byte_ns - 1) < DBL_EPSILON);
+        unsigned char *b = load_rows(&w, tokens, &merged);
+        size_t k = (size_t)ceil(0.1 * LONG), n = 0;
+        for (uint32_t l = 0; l < w.n_layers; l++) n += k * (util_k_bytes(&w, l) + util_v_bytes(&w, l));
+        assert_memory_equal(a, b, n);
+        assert_true(merged.n_reads < plain.n_reads);
+        assert_true(merged.bytes_read > plain.bytes_read);
+        free(a);
+        free(b);
+        util_stop(&w);
+    }
+}
+
+static void test_calibrate(void **state)
+{
+    (void)state;
+    util_world w = {0};
+    imp_store_opts_init(&w.opts);
+    util_start(&w);
+    imp_read_costs costs, again;
+    assert_int_equal(imp_store_calibrate(w.store, &costs), IMP_E_NOTFOUND); /* nothing to read */
+    assert_int_equal(imp_store_calibrate(NULL, &costs), IMP_E_ARG);
+    assert_int_equal(imp_store_get_read_costs(w.store, NULL), IMP_E_ARG);
+    imp_rng r;
+    imp_rng_seed(&r, imp_test_seed());
+    enum { N = 2048 };
+    static int32_t tokens[N];
+    util_tokens(&r, tokens, N);
+    util_commit(&w, tokens, N, 0, 0);
+    assert_int_equal(imp_store_calibrate(w.store, &costs), 0);
+    assert_true(costs.measured_s > 0 && costs.device != 0 && costs.read_ns >= 0 && costs.byte_ns > 0);
+    assert_int_equal(imp_store_get_read_costs(w.store, &again), 0);
+    assert_memory_equal(&costs, &again, sizeof costs);
+    util_close(&w);
+    w.opts.flags = IMP_STORE_READONLY;
+    assert_int_equal(imp_store_open(w.dir, &w.opts, &w.store), 0);
+    assert_int_equal(imp_store_get_read_costs(w.store, &again), 0);
+    assert_memory_equal(&costs, &again, sizeof costs);
+    assert_int_equal(imp_store_calibrate(w.store, NULL), IMP_E_PERM);
+    util_close(&w);
+
+    imp_store *memory;
+    w.opts.flags = IMP_STORE_MEMORY;
+    w.opts.host_cache_bytes = 4 << 20;
+    assert_int_equal(imp_store_open(NULL, &w.opts, &memory), 0);
+    assert_int_equal(imp_store_calibrate(memory, NULL), IMP_E_UNSUPPORTED);
+    imp_store_close(memory);
+    imp_test_remove_dir(w.dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_fit),
+        cmocka_unit_test(test_gap),
+        cmocka_unit_test(test_loads),
+        cmocka_unit_test(test_calibrate),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
