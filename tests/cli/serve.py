@@ -108,8 +108,8 @@ class Server:
     def event(self, name):
         return next(iter(self.events(name)), None)
 
-    def request(self, method, path, body=None, headers=None, timeout=600):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+    def request(self, method, path, body=None, headers=None, timeout=600, address="127.0.0.1"):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout, source_address=(address, 0))
         if isinstance(body, (dict, list)):
             body = json.dumps(body)
         connection.request(method, path, body, headers or {})

@@ -47,9 +47,25 @@ def post(path, body):
     return s.post(path, body, key=admin_key)
 
 for method, path in every:
-    for key in (None, "Bearer nonsense-key", "Bearer " + admin_key[:-1], "Bearer " + admin_key + "x"):
+    for key in (None, "Basic " + admin_key, admin_key):
         r = s.request(method, path, headers={"Authorization": key} if key else {})
         ok(r.status == 401 and r.error["code"] == "invalid_api_key", (method, path, key, r))
+
+# Wrong keys are told apart from none: after ten of them an address has to wait, others don't.
+def guess(path, key, address="127.0.0.2", method="GET"):
+    return s.request(method, path, headers={"Authorization": "Bearer " + key}, address=address)
+
+wrong = ["nonsense-key", admin_key[:-1], admin_key + "x", admin_key.upper()]
+for i, (method, path) in enumerate(every[:10]):
+    r = guess(path, wrong[i % len(wrong)], method=method)
+    ok(r.status == 401 and r.error["code"] == "invalid_api_key", (i, method, path, r))
+for i in range(1000):
+    r = guess("/admin/stats", wrong[i % len(wrong)])
+    if r.status != 401:
+        break
+ok(r.status == 429 and 1 <= int(r.headers["retry-after"]) <= 4 and r.error["code"] == "too_many_wrong_keys", r)
+ok(get("/admin/stats").status == 200 and s.get("/metrics").status == 200, "who is elsewhere doesn't wait")
+s.wait_for(lambda: guess("/admin/stats", admin_key).status == 200, "the right key, a little later")
 
 def refused(status, r, word, code=None):
     ok(r.status == status and word in r.error["message"], (status, word, r))

@@ -32,11 +32,15 @@ ok(nonce and page.body.count('nonce="%s"' % nonce[1]) == 2 and "@" + "NONCE@" no
 ok(s.get("/ui").headers["content-security-policy"] != policy, "a new number each time")
 ok(not re.search(r"https?://(?!www\.w3\.org/2000/svg)", page.body), "no address of another place")
 ok(s.request("HEAD", "/ui").status == 200 and s.post("/ui", "").status == 405, "GET and HEAD")
+root = s.get("/")
+ok(root.status == 302 and root.headers["location"] == "/ui", root.headers)
+ok(s.event("listening")["url"] == "http://127.0.0.1:%d/" % s.port, s.event("listening"))
 
 b = Browser()
 b.media("light")
 b.size(1200, 900)
-b.go(url)
+b.go(url[:-2])  # from / to /ui
+ok(b.eval("location.href") == url, "the page is where / leads")
 ok(b.wait("document.querySelector('#server').textContent === 'connected'", "figures"), "the page finds the server")
 ok(b.eval("document.querySelector('#tree').children.length") == 0, "no tree without a key")
 ok(b.eval(checks) == [], b.eval(checks))

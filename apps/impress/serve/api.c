@@ -223,13 +223,11 @@ static void reply_whole(answer *w, http_request *r, http_reply *out)
 {
     oai_error e = {0};
     for (bool end = false; !end;) {
-        if (!w->has_news && !job_take(w->j, LOOK_MS, &w->news)) {
-            if (http_gone(r) && !atomic_load(&w->j->cancelled)) {
-                job_cancel(w->j);
-                engine_wake(w->a->engine);
-            }
-            continue;
+        if (!atomic_load(&w->j->cancelled) && http_gone(r)) {
+            job_cancel(w->j);
+            engine_wake(w->a->engine);
         }
+        if (!w->has_news && !job_take(w->j, LOOK_MS, &w->news)) continue;
         w->has_news = false;
         const oai_piece *pieces;
         size_t n;
@@ -312,8 +310,8 @@ static ssize_t stream_read(void *stream, http_request *r, char *buf, size_t room
         oai_buffer_clear(&w->out);
         w->sent = 0;
         if (w->ended) return 0;
+        if (http_gone(r)) return -1;
         if (!w->has_news && !job_take(w->j, LOOK_MS, &w->news)) {
-            if (http_gone(r)) return -1;
             if (app_now_ns() - w->wrote_ns < (uint64_t)COMMENT_MS * 1000000) continue;
             oai_stream_comment(&w->out);
         } else {
@@ -464,6 +462,15 @@ static void handle_metrics(void *user, http_request *r, http_reply *out)
     metric_write(&out->body, a->store);
 }
 
+static void handle_root(void *user, http_request *r, http_reply *out)
+{
+    (void)user;
+    (void)r;
+    out->status = 302;
+    out->type = "text/plain";
+    out->location = "/ui";
+}
+
 const http_route api_routes[] = {
     {"POST", "/v1/chat/completions", HTTP_CLIENT, handle_chat},
     {"POST", "/v1/completions", HTTP_CLIENT, handle_text},
@@ -473,6 +480,7 @@ const http_route api_routes[] = {
     {"GET", "/metrics", HTTP_CLIENT_OR_ADMIN, handle_metrics},
     {"*", "/admin/", HTTP_ADMIN, admin_handle},
     {"GET", "/ui", HTTP_OPEN, ui_handle},
+    {"GET", "/", HTTP_OPEN, handle_root},
 };
 
 size_t api_n_routes(void) { return sizeof api_routes / sizeof *api_routes; }

@@ -17,6 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "guesses.h"
 #include "job.h"
 #include "log.h"
 #include "metrics.h"
@@ -61,6 +62,7 @@ struct http {
     uint16_t port;
     pthread_t keeper;
     bool has_keeper;
+    guesses guesses; /* at the admin's key */
 
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t wake;
@@ -203,6 +205,7 @@ static enum MHD_Result send_reply(exchange *x)
     if (reply->policy) MHD_add_response_header(response, "Content-Security-Policy", reply->policy);
     if (reply->read) MHD_add_response_header(response, "X-Accel-Buffering", "no");
     if (reply->allow) MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, reply->allow);
+    if (reply->location) MHD_add_response_header(response, MHD_HTTP_HEADER_LOCATION, reply->location);
     if (reply->status == 401) MHD_add_response_header(response, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
     if (reply->retry_after) {
         snprintf(number, sizeof number, "%u", reply->retry_after);
@@ -261,6 +264,24 @@ static bool is_foreign_page(const exchange *x)
     return !at || !host || strcmp(at + 3, host);
 }
 
+/* False: not the admin's key, or, with a reply, not looked at. */
+static bool is_admin(exchange *x, const char *secret)
+{
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(x->connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    const struct sockaddr *from = info ? info->client_addr : NULL;
+    const char *nobody;
+    uint64_t now = app_now_ns(), wait = guesses_wait_ns(&x->http->guesses, from, now);
+    if (wait) {
+        x->reply.retry_after = (unsigned)(wait / 1000000000) + 1;
+        reply_error(&x->reply, 429, "too_many_wrong_keys", "too many wrong keys came from this address");
+        return false;
+    }
+    if (key_ring_find(x->http->o.admin_keys, secret, &nobody)) return true;
+    guesses_wrong(&x->http->guesses, from, now);
+    return false;
+}
+
 /* Does it bring the key that its route wants? */
 static bool check_key(exchange *x)
 {
@@ -273,11 +294,14 @@ static bool check_key(exchange *x)
                     "the admin API is off: the server was started without --admin-key-file");
         return false;
     }
-    const char *key = MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Authorization"), *nobody;
+    const char *key = MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Authorization");
     bool bearer = key && !strncasecmp(key, "Bearer ", 7);
     const char *secret = bearer ? key + 7 + strspn(key + 7, " ") : NULL;
     if (bearer && for_client && key_ring_find(o->keys, secret, &x->r.tenant)) return true;
-    if (bearer && for_admin && key_ring_find(o->admin_keys, secret, &nobody)) return true;
+    if (bearer && for_admin && key_ring_size(o->admin_keys) > 0) {
+        if (is_admin(x, secret)) return true;
+        if (x->reply.status) return false;
+    }
     const char *need = for_client ? "an API key is needed: Authorization: Bearer KEY"
                                   : "the admin's key is needed: Authorization: Bearer KEY";
     const char *unknown = for_client ? "this API key isn't known here" : "this isn't the admin's key";
@@ -502,6 +526,7 @@ int http_open(const http_opts *opts, http **out)
     pthread_cond_init(&h->wake, &attr);
     pthread_condattr_destroy(&attr);
     pthread_mutex_init(&h->lock, NULL);
+    guesses_init(&h->guesses);
     int rc = start(h);
     if (rc == 0 && pthread_create(&h->keeper, NULL, keep, h) != 0) rc = app_fail("can't start a thread");
     else if (rc == 0) h->has_keeper = true;
@@ -541,6 +566,7 @@ void http_close(http *h, int wait_ms)
     free(h->cert);
     if (h->key) memset(h->key, 0, strlen(h->key));
     free(h->key);
+    guesses_free(&h->guesses);
     pthread_cond_destroy(&h->wake);
     pthread_mutex_destroy(&h->lock);
     free(h);

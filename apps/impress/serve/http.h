@@ -37,6 +37,7 @@ typedef struct http_reply {
     unsigned retry_after; /* seconds; 0: no such header */
     char *policy;         /* Content-Security-Policy; NULL: no such header. Allocated, taken over */
     const char *allow;    /* with 405 */
+    const char *location; /* with 302: a path */
     /* A stream instead of a body: `read` puts up to `room` bytes into `buf`, waiting for the first; 0: its end, -1:
      * it broke. `close` is called in any case, at last. */
     ssize_t (*read)(void *stream, http_request *r, char *buf, size_t room);
@@ -64,7 +65,7 @@ typedef struct http_opts {
     const http_route *routes; /* [n_routes]; the caller's */
     size_t n_routes;
     const key_ring *keys; /* NULL or empty: everybody may ask */
-    const key_ring *admin_keys; /* NULL or empty: nobody may ask what is for the admin */
+    const key_ring *admin_keys; /* NULL or empty: nobody may ask what is for the admin. guesses.h: wrong ones */
     void *user;
 } http_opts;
 

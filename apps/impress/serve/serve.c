@@ -208,6 +208,31 @@ static int open_server(server *v, const imp_store_opts *store_opts)
     return open_http(v);
 }
 
+/* Where a browser on this machine finds it. */
+static void make_url(const server *v, char *url, size_t room)
+{
+    const char *host = v->s->host;
+    if (!strcmp(host, "0.0.0.0") || !strcmp(host, "::")) host = "localhost";
+    bool six = strchr(host, ':') != NULL;
+    snprintf(url, room, "%s://%s%s%s:%u/", v->s->tls_cert ? "https" : "http", six ? "[" : "", host, six ? "]" : "",
+             (unsigned)http_port(v->http));
+}
+
+static void log_listening(const server *v)
+{
+    const serve_settings *s = v->s;
+    imp_stats stats = {0};
+    char url[300];
+    make_url(v, url, sizeof url);
+    if (v->store) imp_store_stats(v->store, &stats);
+    log_event("info", "listening",
+              json_pack("{s:s, s:s, s:i, s:s, s:I, s:I, s:s, s:s, s:s, s:i}", "url", url, "host", s->host, "port",
+                        (int)http_port(v->http), "model", v->name, "context", (json_int_t)v->api.n_ctx, "slots",
+                        (json_int_t)s->n_slots, "system", v->api.system.name, "store",
+                        stats.io_mode ? stats.io_mode : "none", "note", engine_note(v->engine), "pid",
+                        (int)getpid()));
+}
+
 /* Wait for SIGTERM or SIGINT; let what runs come to its end, up to --drain seconds or a second signal. */
 static void serve_until_told(server *v, const sigset_t *signals)
 {
@@ -274,14 +299,7 @@ int cmd_serve(int argc, char **argv)
     app_log_show(s.verbose);
     rc = open_server(&v, &store_opts);
     if (rc == 0) {
-        imp_stats stats = {0};
-        if (v.store) imp_store_stats(v.store, &stats);
-        log_event("info", "listening",
-                  json_pack("{s:s, s:i, s:s, s:I, s:I, s:s, s:s, s:s, s:i}", "host", s.host, "port",
-                            (int)http_port(v.http), "model", v.name, "context", (json_int_t)v.api.n_ctx, "slots",
-                            (json_int_t)s.n_slots, "system", v.api.system.name, "store",
-                            stats.io_mode ? stats.io_mode : "none", "note", engine_note(v.engine), "pid",
-                            (int)getpid()));
+        log_listening(&v);
         serve_until_told(&v, &signals);
     }
     close_server(&v);
