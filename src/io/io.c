@@ -263,6 +263,11 @@ void imp_io_free(imp_io *io)
     imp_free(io);
 }
 
+int imp_io_use_dir(imp_io *io, int fd)
+{
+    return dup3(fd, io->dir_fd, O_CLOEXEC) < 0 ? imp_fail_errno(errno, "can't use another %s", io->dir) : 0;
+}
+
 const char *imp_io_describe(const imp_io *io)
 {
     if (io->memory) return "memory";

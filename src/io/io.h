@@ -27,6 +27,9 @@ typedef struct imp_io_queue imp_io_queue;
  * messages, and the rest has no meaning. */
 int imp_io_new(const char *dir, imp_io_mode mode, unsigned flags, uint64_t read_bytes_per_s, imp_io **out);
 void imp_io_free(imp_io *io);
+/* Go on in the directory `fd`, which another one was put in the place of; files that are open stay so. Threads may be
+ * at work. */
+int imp_io_use_dir(imp_io *io, int fd);
 const char *imp_io_describe(const imp_io *io); /* "io_uring, O_DIRECT, registered buffers"; static storage */
 uint32_t imp_io_alignment(const imp_io *io);   /* 512 or 4096: of offsets, lengths and memory. A file made with a
                                                   smaller one than this is read through the page cache */

@@ -125,7 +125,7 @@ struct imp_cat {
     cat_db *db;
     meta now, before; /* before: as the change began, for a rollback */
     bool in_change;
-    int failed;           /* the first failure inside the change: it can't be committed any more */
+    int failed;           /* the first failure of the latest change: it can't be committed any more */
     uint64_t seen;        /* the generation up to which imp_cat_read() has told everything, or we made it ourselves */
     bool unseen;          /* others have changed something beyond `seen` */
     int64_t data_version; /* SQLite's, when `seen` was the newest */
@@ -350,8 +350,10 @@ int imp_cat_begin(imp_cat *c)
     int rc = check_in_place(c);
     if (rc < 0) return rc;
     rc = cat_db_begin(c->db);
+    c->failed = rc;
     if (rc < 0) return rc;
     rc = load_meta(c);
+    c->failed = rc;
     if (rc < 0) {
         cat_db_rollback(c->db);
         return rc;
@@ -359,7 +361,6 @@ int imp_cat_begin(imp_cat *c)
     if (c->now.generation != c->seen) c->unseen = true;
     c->before = c->now;
     c->in_change = true;
-    c->failed = 0;
     return 0;
 }
 
@@ -385,6 +386,7 @@ int imp_cat_commit(imp_cat *c)
     }
     if (rc == 0) rc = cat_db_commit(c->db);
     if (rc < 0) {
+        if (c->failed == 0) c->failed = rc;
         imp_cat_rollback(c);
         return rc;
     }
@@ -402,6 +404,8 @@ void imp_cat_rollback(imp_cat *c)
     /* Read inside the change, after changes of its own: those are undone, but all before was told. */
     if (c->seen > c->now.generation) c->seen = c->now.generation;
 }
+
+int imp_cat_failure(const imp_cat *c) { return c->failed; }
 
 /* Inside a change, remember that something failed; pass the code on. */
 static int note(imp_cat *c, int rc)

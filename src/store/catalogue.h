@@ -67,6 +67,9 @@ void imp_cat_busy_ms(imp_cat *c, int ms);
 int imp_cat_begin(imp_cat *c);
 int imp_cat_commit(imp_cat *c);
 void imp_cat_rollback(imp_cat *c);
+/* What the catalogue itself failed with in the latest change, its begin and commit included; 0: it didn't, whatever else
+ * ended the change. */
+int imp_cat_failure(const imp_cat *c);
 
 /* Inside a change. Removing what isn't there is IMP_E_NOTFOUND and leaves the change as it was. */
 int imp_cat_put_space(imp_cat *c, const imp_cat_space *space);

@@ -42,25 +42,48 @@ static int open_and_read(imp_store *s)
     return rc;
 }
 
+static void forget(imp_store *s)
+{
+    for (size_t i = 0; i < s->forest.segs.n_slots; i++) {
+        const imp_segrow *seg = s->forest.segs.slots[i].value;
+        if (seg) imp_segs_drop(s, seg->id);
+    }
+    imp_forest_free(&s->forest);
+    s->reload = true;
+}
+
 int imp_catalogue_have(imp_store *s, bool first)
 {
     if (s->cat) return 0;
+    if (!first) {
+        bool moved;
+        int failed = imp_dir_follow(s, &moved);
+        if (moved) forget(s);
+        if (failed < 0) {
+            imp_fault_note(s, IMP_FAULT_CATALOGUE, failed);
+            return failed;
+        }
+    }
     bool alone = !s->readonly && imp_dir_lock(s, IMP_LOCK_ALONE, false) == 0;
     int rc = alone ? 0 : imp_dir_lock(s, IMP_LOCK_SHARED, first);
     if (rc < 0) return rc;
 
     rc = open_and_read(s);
+    if (rc == IMP_E_FULL && imp_ballast_give(s)) rc = open_and_read(s);
     if (rc == IMP_E_CORRUPT && alone) {
         imp_log(IMP_LOG_WARN, "%s: making the catalogue again from the segments: %s", s->dir, imp_last_error());
         rc = imp_rebuild(s);
+        if (rc == IMP_E_FULL && imp_ballast_give(s)) rc = imp_rebuild(s);
         if (rc == 0) rc = open_and_read(s);
     } else if (rc == IMP_E_CORRUPT && !s->readonly) {
         rc = imp_fail(IMP_E_BUSY, "%s: the catalogue is damaged, and another process has it open", s->dir);
     }
     if (rc < 0) {
+        imp_fault_note(s, IMP_FAULT_CATALOGUE, rc);
         (void)imp_dir_lock(s, IMP_LOCK_NONE, false);
         return rc;
     }
+    imp_fault_over(s, IMP_FAULT_CATALOGUE);
     s->alone = alone && first;
     if (alone && !first) (void)imp_dir_lock(s, IMP_LOCK_SHARED, false);
     return 0;
@@ -72,16 +95,6 @@ int imp_catalogue_again(imp_store *s)
     s->renumbered = true;
     int rc = imp_rebuild(s);
     return rc == 0 ? open_and_read(s) : rc;
-}
-
-static void forget(imp_store *s)
-{
-    for (size_t i = 0; i < s->forest.segs.n_slots; i++) {
-        const imp_segrow *seg = s->forest.segs.slots[i].value;
-        if (seg) imp_segs_drop(s, seg->id);
-    }
-    imp_forest_free(&s->forest);
-    s->reload = true;
 }
 
 /* Without a catalogue: find another one, or do without what is stored. */
@@ -100,7 +113,7 @@ static int find_another(imp_store *s)
 
 void imp_catalogue_failed(imp_store *s, int rc)
 {
-    if (rc == IMP_E_IO) s->count.io_errors++;
+    imp_fault_note(s, IMP_FAULT_CATALOGUE, rc);
     if (!s->cat || (rc != IMP_E_CORRUPT && rc != IMP_E_STALE && rc != IMP_E_VERSION)) return;
     imp_log(IMP_LOG_WARN, "%s: the catalogue can't be used any more: %s", s->dir, imp_last_error());
     let_go(s);
@@ -165,12 +178,13 @@ int imp_change_begin(imp_store *s)
             return 0;
         }
         if (begun) imp_cat_rollback(s->cat);
+        bool room = rc == IMP_E_FULL && imp_ballast_give(s);
         if (s->cat) {
             imp_catalogue_failed(s, rc);
         } else {
             rc = imp_catalogue_refresh(s);
         }
-        bool again = s->cat && (rc == 0 || rc == IMP_E_CORRUPT || rc == IMP_E_STALE);
+        bool again = s->cat && (rc == 0 || rc == IMP_E_CORRUPT || rc == IMP_E_STALE || room);
         if (again && rc == 0) rc = imp_fail(IMP_E_BUSY, "%s: the catalogue is being replaced", s->dir);
         pthread_mutex_unlock(&s->lock);
         if (!again) break;
@@ -204,13 +218,15 @@ int imp_change_end(imp_store *s, int rc)
     }
     pthread_mutex_lock(&s->lock);
     if (rc == 0) {
+        if (s->generation != imp_cat_generation(s->cat)) imp_fault_over(s, IMP_FAULT_CATALOGUE);
         s->generation = imp_cat_generation(s->cat);
     } else {
         s->reload = true; /* the forest has edits that the catalogue hasn't */
         s->n_doomed = 0;
         s->reserved = s->reserved_before;
         s->reorder_reserved = s->reorder_reserved_before;
-        imp_catalogue_failed(s, rc == IMP_E_STALE && !edited ? IMP_E_BUSY : rc);
+        /* Not what is the tokens' fault, or the limit's. */
+        if (edited || rc == IMP_E_CORRUPT || imp_cat_failure(s->cat) < 0) imp_catalogue_failed(s, rc);
     }
     pthread_mutex_unlock(&s->lock);
     for (size_t i = 0; i < s->n_doomed; i++) {

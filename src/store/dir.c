@@ -5,6 +5,7 @@
  *     <dir>/bases/              of the segments' sketches, likewise
  *     <dir>/live/<instance>     one for each open store, held by flock: a file that can be locked is of a dead process
  *     <dir>/lock                shared while the catalogue is open, alone to rebuild it
+ *     <dir>/ballast             to be removed when the disk is full (fault.c)
  *
  * A store in memory has none of it: its name is "memory", there is nobody to lock out, and what is asked for through
  * the descriptors, which are all -1, isn't there.
@@ -21,6 +22,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/log.h"
 #include "base/status.h"
 #include "store/store_internal.h"
 
@@ -98,6 +100,14 @@ static int resolve(imp_store *s, const char *dir, bool *made)
     return s->dir_fd < 0 ? imp_fail_errno(errno, "can't open store %s", s->dir) : 0;
 }
 
+int imp_dir_folders(const imp_store *s)
+{
+    int rc = have_folder(s, "segments"); /* first: it marks the directory as a store */
+    if (rc == 0) rc = have_folder(s, "bases");
+    if (rc == 0) rc = have_folder(s, "live");
+    return rc;
+}
+
 int imp_dir_open(imp_store *s, const char *dir, bool *made)
 {
     struct stat st;
@@ -129,9 +139,7 @@ int imp_dir_open(imp_store *s, const char *dir, bool *made)
     if (fstat(s->dir_fd, &st) == 0 && (st.st_mode & 0777) != 0700 && st.st_uid == geteuid()) {
         if (fchmod(s->dir_fd, 0700) != 0) return imp_fail_errno(errno, "can't set the mode of %s", s->dir);
     }
-    rc = have_folder(s, "segments"); /* first: it marks the directory as a store */
-    if (rc == 0) rc = have_folder(s, "bases");
-    if (rc == 0) rc = have_folder(s, "live");
+    rc = imp_dir_folders(s);
     if (rc < 0) return rc;
     s->lock_fd = openat(s->dir_fd, "lock", O_RDWR | O_CREAT | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (s->lock_fd < 0) return imp_fail_errno(errno, "can't open %s/lock", s->dir);
@@ -176,6 +184,7 @@ void imp_dir_unmake(imp_store *s)
     if (unlinkat(s->dir_fd, "bases", AT_REMOVEDIR) != 0 && errno != ENOENT) return;
     if (unlinkat(s->dir_fd, "segments", AT_REMOVEDIR) != 0 && errno != ENOENT) return;
     for (int i = 0; i < N_CATALOGUE_FILES; i++) (void)unlinkat(s->dir_fd, catalogue_files[i], 0);
+    (void)unlinkat(s->dir_fd, "ballast", 0);
     (void)unlinkat(s->dir_fd, "lock", 0);
     (void)rmdir(s->dir);
 }
@@ -267,6 +276,87 @@ size_t imp_dir_live_sweep(imp_store *s)
     return n;
 }
 
+/* ---- going on somewhere else */
+
+static bool same_file(int fd, int at, const char *name)
+{
+    struct stat a, b;
+    return fstat(fd, &a) == 0 && fstatat(at, name, &b, AT_SYMLINK_NOFOLLOW) == 0 && a.st_dev == b.st_dev &&
+           a.st_ino == b.st_ino;
+}
+
+static bool in_place(const imp_store *s)
+{
+    return same_file(s->dir_fd, AT_FDCWD, s->dir) && exists(s->dir_fd, "segments") &&
+           (s->lock_fd < 0 || same_file(s->lock_fd, s->dir_fd, "lock"));
+}
+
+/* May a store be made or opened at our path? */
+static int may_follow(const imp_store *s)
+{
+    struct stat was, now;
+    int fd = open(s->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return errno == ENOENT ? 0 : imp_fail_errno(errno, "can't open store %s", s->dir);
+    bool other = fstat(s->dir_fd, &was) != 0 || fstat(fd, &now) != 0 || was.st_dev != now.st_dev;
+    bool store = exists(fd, "segments") || exists(fd, "catalogue.db");
+    close(fd);
+    if (!other || store) return 0;
+    return imp_fail(IMP_E_IO, "%s is on another file system now, and holds no store", s->dir);
+}
+
+/* Descriptor `*to` becomes that of `from`, at once for every thread that uses it. */
+static int replace_fd(int *to, int *from)
+{
+    int rc = 0;
+    if (*from >= 0 && *to >= 0 && dup3(*from, *to, O_CLOEXEC) < 0) {
+        rc = imp_fail_errno(errno, "can't go on in another directory");
+    } else if (*from >= 0 && *to >= 0) {
+        close(*from);
+        *from = -1;
+    }
+    return rc;
+}
+
+int imp_dir_follow(imp_store *s, bool *moved)
+{
+    struct stat was, now;
+    bool made = false;
+    *moved = false;
+    if (s->dir_fd < 0 || in_place(s)) return 0;
+    int rc = may_follow(s);
+    if (rc < 0) return rc;
+    imp_store *t = imp_calloc(1, sizeof *t);
+    if (!t) return imp_fail(IMP_E_NOMEM, "no memory to open store %s", s->dir);
+    t->dir_fd = t->lock_fd = t->live_fd = -1;
+    t->opts = s->opts;
+    t->readonly = s->readonly;
+    t->rng = s->rng;
+    rc = imp_dir_open(t, s->dir, &made);
+    if (rc == 0 && made && (fstat(s->dir_fd, &was) != 0 || fstat(t->dir_fd, &now) != 0 || was.st_dev != now.st_dev)) {
+        rc = imp_fail(IMP_E_IO, "%s would be on another file system now", s->dir);
+    }
+    if (rc == 0 && !s->readonly) rc = imp_dir_live_make(t);
+    s->rng = t->rng;
+    if (rc == 0) rc = imp_io_use_dir(s->io, t->dir_fd);
+    if (rc == 0) {
+        char name[32];
+        live_name(s->instance, name);
+        if (s->live_fd >= 0) (void)unlinkat(s->dir_fd, name, 0);
+        rc = replace_fd(&s->live_fd, &t->live_fd);
+        if (rc == 0) rc = replace_fd(&s->lock_fd, &t->lock_fd);
+        if (rc == 0) rc = replace_fd(&s->dir_fd, &t->dir_fd);
+        s->instance = t->instance;
+        s->reserved = s->reorder_reserved = 0;
+        *moved = true;
+        imp_log(IMP_LOG_WARN, "%s: the directory is another one now; going on in it", s->dir);
+    } else if (made) {
+        imp_dir_unmake(t);
+    }
+    imp_dir_close(t);
+    imp_free(t);
+    return rc;
+}
+
 /* ---- sizes */
 
 static uint64_t blocks(int at, const char *name)
@@ -284,7 +374,7 @@ static int sum_bytes(const char *name, uint64_t disk_bytes, void *user)
 
 uint64_t imp_dir_other_bytes(const imp_store *s)
 {
-    uint64_t n = blocks(s->dir_fd, ".") + blocks(s->dir_fd, "lock") + blocks(s->dir_fd, "segments") +
+    uint64_t n = blocks(s->dir_fd, ".") + blocks(s->dir_fd, "lock") + blocks(s->dir_fd, "ballast") + blocks(s->dir_fd, "segments") +
                  imp_bases_bytes(s) + blocks(s->dir_fd, "live");
     for (int i = 0; i < N_CATALOGUE_FILES; i++) n += blocks(s->dir_fd, catalogue_files[i]);
     (void)imp_io_list(s->io, "live", sum_bytes, &n);

@@ -111,6 +111,17 @@ static int gather_below(imp_tree *tree, uint64_t top, subtree *t)
     return imp_radix_walk_below(tree->radix, top, gather, t);
 }
 
+int imp_edit_remove_some(imp_store *s, imp_tree *tree, uint64_t id, size_t most, bool *all)
+{
+    subtree t;
+    int rc = gather_below(tree, id, &t);
+    *all = t.n <= most;
+    size_t stay = *all ? 0 : t.n - most;
+    for (size_t i = t.n; rc == 0 && i-- > stay;) rc = imp_edit_remove_leaf(s, tree, t.ids[i]);
+    imp_free(t.ids);
+    return rc;
+}
+
 int imp_edit_remove(imp_store *s, imp_tree *tree, uint64_t id, uint64_t *n_removed)
 {
     subtree t;
@@ -292,11 +303,15 @@ static void forget_in_memory(imp_store *s, uint64_t segment, uint32_t from)
 
 void imp_drop(imp_store *s, uint64_t segment, uint32_t from, const char *what)
 {
+    imp_log_level level = what ? IMP_LOG_WARN : IMP_LOG_INFO;
     uint64_t n = 0;
+    if (!what) what = "repaired";
     int rc = IMP_E_PERM;
     if (!s->readonly) {
-        rc = imp_change_begin(s);
-        if (rc == 0) rc = imp_change_end(s, imp_edit_drop(s, segment, from, &n));
+        do {
+            rc = imp_change_begin(s);
+            if (rc == 0) rc = imp_change_end(s, imp_edit_drop(s, segment, from, &n));
+        } while (rc == IMP_E_FULL && imp_ballast_give(s));
     }
     if (rc < 0) {
         pthread_mutex_lock(&s->lock);
@@ -307,8 +322,8 @@ void imp_drop(imp_store *s, uint64_t segment, uint32_t from, const char *what)
         imp_log(IMP_LOG_WARN, "%s: segments/%016llx.seg: %s; it stays in the catalogue: %s", s->dir,
                 (unsigned long long)segment, what, imp_last_error());
     } else {
-        imp_log(IMP_LOG_WARN, "%s: segments/%016llx.seg: %s; %llu nodes dropped", s->dir, (unsigned long long)segment,
-                what, (unsigned long long)n);
+        imp_log(level, "%s: segments/%016llx.seg: %s; %llu nodes dropped", s->dir, (unsigned long long)segment, what,
+                (unsigned long long)n);
     }
 }
 

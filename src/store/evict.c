@@ -38,7 +38,7 @@ static int other_bytes(imp_store *s, uint64_t bytes, uint64_t *out)
 {
     uint64_t segment_bytes, reserved_bytes;
     int rc = imp_cat_totals(s->cat, &segment_bytes, &reserved_bytes);
-    if (rc == 0) *out = reserved_bytes + imp_dir_other_bytes(s) + bytes + GROWTH_BYTES;
+    if (rc == 0) *out = reserved_bytes + imp_dir_other_bytes(s) + imp_ballast_missing(s) + bytes + GROWTH_BYTES;
     return rc;
 }
 

@@ -243,6 +243,8 @@ static int top_of(imp_radix_node *n, void *user)
     return 1;
 }
 
+enum { PIECE = 32 };
+
 static int remove_all(imp_store *s)
 {
     int rc = 0;
@@ -251,6 +253,28 @@ static int remove_all(imp_store *s)
         while (rc == 0 && imp_radix_walk(s->forest.trees[i].radix, top_of, &id) == 1) {
             rc = imp_edit_remove(s, &s->forest.trees[i], id, NULL);
         }
+    }
+    return rc;
+}
+
+/* On a full disk: in changes of a few nodes each, so that what one has freed is there for the next one's log. */
+static int remove_in_pieces(imp_store *s, uint64_t node)
+{
+    bool all = false;
+    int rc = 0;
+    while (rc == 0 && !all) {
+        rc = imp_change_begin(s);
+        if (rc < 0) break;
+        imp_tree *tree = NULL;
+        uint64_t id = node;
+        for (size_t i = 0; node == 0 && !tree && i < s->forest.n_trees; i++) {
+            if (imp_radix_walk(s->forest.trees[i].radix, top_of, &id) == 1) tree = &s->forest.trees[i];
+        }
+        if (node != 0) (void)imp_forest_node(&s->forest, node, &tree);
+        bool gone = !tree, last = false;
+        if (tree) rc = imp_edit_remove_some(s, tree, id, PIECE, &last);
+        all = gone || (last && node != 0);
+        rc = imp_change_end(s, rc);
     }
     return rc;
 }
@@ -271,7 +295,13 @@ int imp_store_remove(imp_store *s, uint64_t node)
         (void)imp_change_end(s, 0);
         return imp_fail(IMP_E_NOTFOUND, "%s: no node %llu", s->dir, (unsigned long long)node);
     }
-    return imp_error_back(&kept, imp_change_end(s, rc));
+    rc = imp_change_end(s, rc);
+    if (rc == IMP_E_FULL) {
+        (void)imp_ballast_give(s);
+        rc = remove_in_pieces(s, node);
+    }
+    imp_ballast_take(s);
+    return imp_error_back(&kept, rc);
 }
 
 int imp_store_pin(imp_store *s, uint64_t node, int pinned)
@@ -293,11 +323,15 @@ int imp_store_pin(imp_store *s, uint64_t node, int pinned)
 static int trim(imp_store *s, uint64_t *n_evicted)
 {
     imp_evicted e;
-    int rc = imp_change_begin(s);
-    if (rc < 0) return rc;
-    rc = imp_evict_for(s, 0, 0, &e);
-    if (rc == IMP_E_FULL) rc = 0; /* what is left is in use or pinned; what went stays away */
-    rc = imp_change_end(s, rc);
+    int rc;
+    do {
+        rc = imp_change_begin(s);
+        if (rc < 0) return rc;
+        rc = imp_evict_for(s, 0, 0, &e);
+        /* What is left is in use or pinned; what went stays away. */
+        if (rc == IMP_E_FULL && imp_cat_failure(s->cat) == 0) rc = 0;
+        rc = imp_change_end(s, rc);
+    } while (rc == IMP_E_FULL && imp_ballast_give(s));
     if (rc < 0) return rc;
     imp_count_evicted(s, e);
     *n_evicted = e.nodes;
@@ -332,6 +366,11 @@ int imp_store_gc(imp_store *s, imp_gc_report *report)
     pthread_mutex_lock(&s->cat_lock);
     rc = s->cat ? imp_cat_compact(s->cat) : 0;
     pthread_mutex_unlock(&s->cat_lock);
+    if (rc == IMP_E_FULL) { /* a copy of it is needed for that; what is in it can be used again */
+        imp_log(IMP_LOG_INFO, "%s: the catalogue isn't compacted: %s", s->dir, imp_last_error());
+        rc = 0;
+    }
+    imp_ballast_take(s);
     uint64_t after = imp_dir_bytes(s);
     r.removed_files = left.n_files;
     r.freed_bytes = before > after ? before - after : 0;

@@ -150,6 +150,19 @@ static void cut(imp_store *s, imp_path *path, size_t n)
     }
 }
 
+/* Everything that a match needed could be read: that is all right then, unless a segment is set aside still. */
+static void reads_again(imp_store *s)
+{
+    bool aside = false;
+    uint64_t now_ns = imp_now_ns();
+    pthread_mutex_lock(&s->lock);
+    for (size_t a = 0; a < IMP_ASIDE_MAX; a++) {
+        aside = aside || (s->aside[a].segment && s->aside[a].until_ns >= now_ns);
+    }
+    if (!aside) imp_fault_over(s, IMP_FAULT_READ);
+    pthread_mutex_unlock(&s->lock);
+}
+
 int imp_store_match(imp_store *s, imp_hash128 space, const int32_t *tokens, size_t n_tokens, bool exact_only,
                     imp_path *out, uint64_t *header_bytes)
 {
@@ -160,7 +173,10 @@ int imp_store_match(imp_store *s, imp_hash128 space, const int32_t *tokens, size
         if (rc < 0) return rc;
         size_t i = 0;
         while (i < out->n_spans && (rc = open_span(s, &out->spans[i], space, tokens, header_bytes)) == 0) i++;
-        if (i == out->n_spans) return 0;
+        if (i == out->n_spans) {
+            if (i > 0 && atomic_load_explicit(&s->faulty, memory_order_relaxed)) reads_again(s);
+            return 0;
+        }
 
         uint64_t segment = out->spans[i].segment;
         char what[256];
@@ -179,7 +195,7 @@ int imp_store_match(imp_store *s, imp_hash128 space, const int32_t *tokens, size
         } else {
             /* Not its fault, perhaps: too many open files, a newer format. It stays. */
             pthread_mutex_lock(&s->lock);
-            s->count.io_errors += rc == IMP_E_IO;
+            imp_fault_note(s, IMP_FAULT_READ, rc);
             pthread_mutex_unlock(&s->lock);
             imp_log(IMP_LOG_WARN, "%s: segments/%016llx.seg can't be used now: %s", s->dir, (unsigned long long)segment,
                     what);
@@ -193,7 +209,8 @@ void imp_store_unpin(imp_store *s, imp_path *path) { cut(s, path, 0); }
 void imp_store_set_aside(imp_store *s, const imp_seg *seg, const char *what)
 {
     pthread_mutex_lock(&s->lock);
-    s->count.io_errors++;
+    (void)imp_fail(IMP_E_IO, "%s", what);
+    imp_fault_note(s, IMP_FAULT_READ, IMP_E_IO);
     s->aside[s->next_aside++ % IMP_ASIDE_MAX] = (imp_aside){seg->id, imp_now_ns() + aside_ns};
     pthread_mutex_unlock(&s->lock);
     imp_log(IMP_LOG_WARN, "%s: segments/%016llx.seg is not used for %llu minutes: %s", s->dir,

@@ -116,7 +116,9 @@ static int recover(imp_store *s)
     pthread_mutex_lock(&s->cat_lock);
     pthread_mutex_lock(&s->lock);
     int rc = imp_catalogue_have(s, true);
-    if (rc == IMP_E_BUSY || (rc == IMP_E_CORRUPT && s->readonly)) {
+    /* A disk that refuses is no reason not to start; but whoever insists on a store that is there wants to see it. */
+    bool faulty = (rc == IMP_E_FULL || rc == IMP_E_IO) && !s->readonly && !(s->opts.flags & IMP_STORE_MUST_EXIST);
+    if (rc == IMP_E_BUSY || (rc == IMP_E_CORRUPT && s->readonly) || faulty) {
         imp_log(IMP_LOG_WARN, "%s: going on without what is stored: %s", s->dir, imp_last_error());
         rc = 0;
     }
@@ -204,10 +206,14 @@ static int open_store(const char *dir, const imp_store_opts *opts, imp_store **o
     if (rc < 0) return rc;
     rc = imp_dir_open(s, dir, &made);
     if (rc == 0) rc = imp_io_new(s->dir, s->opts.io_mode, s->opts.flags, s->opts.read_bytes_per_s, &s->io);
-    if (rc == 0 && !s->readonly) rc = imp_dir_live_make(s);
+    if (rc == 0 && !s->readonly) {
+        rc = imp_dir_live_make(s);
+        if (rc == IMP_E_FULL && imp_ballast_give(s)) rc = imp_dir_live_make(s);
+    }
     if (rc == 0) rc = recover(s);
     if (rc == 0 && !s->readonly) rc = imp_writer_start(s);
     if (rc == 0) {
+        imp_ballast_take(s);
         *out = s;
         return 0;
     }

@@ -228,6 +228,7 @@ struct imp_store {
     imp_aside aside[IMP_ASIDE_MAX]; /* the oldest gives way */
     size_t next_aside;
     bool full_logged;
+    bool over_limit;          /* the writer's: its entry failed by the limit, and no disk is to blame */
     imp_fault faults[IMP_N_FAULTS];
     atomic_bool faulty;       /* one of them is there; relaxed: only a hint */
 
@@ -269,6 +270,11 @@ size_t imp_dir_live_sweep(imp_store *s);
 /* As du counts: everything but segments/. */
 uint64_t imp_dir_other_bytes(const imp_store *s);
 uint64_t imp_dir_bytes(imp_store *s);
+/* With both mutexes held and no catalogue: where another directory is in the place of ours, or none, or its folders or
+ * its lock are gone, go on in what is there, made again if need be. But an empty one on another file system is what
+ * lies below a mount that is gone: IMP_E_IO. `*moved`: it was so, and what was stored is elsewhere. */
+int imp_dir_follow(imp_store *s, bool *moved);
+int imp_dir_folders(const imp_store *s); /* make those that are missing */
 uint64_t imp_dir_log_bytes(const imp_store *s); /* of the catalogue's write-ahead log alone */
 
 /* ---- fault.c */
@@ -332,6 +338,8 @@ int imp_edit_split(imp_store *s, imp_tree *tree, uint64_t id, uint32_t at, uint6
 int imp_edit_remove_leaf(imp_store *s, imp_tree *tree, uint64_t id);
 /* A node and everything below it. `*n_removed` may be NULL. */
 int imp_edit_remove(imp_store *s, imp_tree *tree, uint64_t id, uint64_t *n_removed);
+/* The deepest `most` of them. *all: that was all of them, the node itself included. */
+int imp_edit_remove_some(imp_store *s, imp_tree *tree, uint64_t id, size_t most, bool *all);
 /* Drop the nodes of `segment` from its token `from` on, with what is below. `*n_removed`: nodes. */
 int imp_edit_drop(imp_store *s, uint64_t segment, uint32_t from, uint64_t *n_removed);
 /* Segment `to` is in the place of `from`: all nodes of that go over, and `from` goes. *moved false: there is no
@@ -347,7 +355,7 @@ int imp_steps(imp_store *s, imp_tree *tree, const int32_t *tokens, size_t n_toke
               size_t *n_matched);
 
 /* Drop as imp_edit_drop(), in a change of its own (without one where the store is read-only or the catalogue can't be
- * had: then only this process forgets). Takes the mutexes. Logs `what`. */
+ * had: then only this process forgets). Takes the mutexes. Logs `what`; NULL: the caller has told. */
 void imp_drop(imp_store *s, uint64_t segment, uint32_t from, const char *what);
 
 /* ---- match.c */
@@ -468,7 +476,7 @@ typedef struct imp_leftovers {
  * unless `keep_orphans`. */
 int imp_recover(imp_store *s, bool keep_orphans, imp_leftovers *out);
 
-/* Tell about files in segments/ that nothing refers to, and remove them if asked to. */
+/* Tell about files in segments/ that nothing refers to, and remove them if asked to. Leftovers aren't counted. */
 int imp_strays(imp_store *s, bool remove, void (*fn)(const imp_finding *finding, void *user), void *user,
                int64_t *n_found);
 

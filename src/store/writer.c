@@ -126,7 +126,10 @@ static int reserve_in_change(imp_store *s, const imp_job *job, const imp_bases *
     uint64_t bytes = imp_round_up(imp_seg_file_bytes(*layout), DU_UNIT);
     imp_cat_reservation r = {imp_seg_layout_meta(*layout)->segment, s->instance, bytes};
     rc = imp_edit_unreserve(s);
-    if (rc == 0) rc = imp_evict_for(s, bytes, last, evicted);
+    if (rc == 0) {
+        rc = imp_evict_for(s, bytes, last, evicted);
+        s->over_limit = rc == IMP_E_FULL;
+    }
     if (rc == 0) rc = imp_cat_reserve(s->cat, &r);
     if (rc == 0) rc = imp_edit_uses(s);
     if (rc == 0) s->reserved = r.segment;
@@ -145,15 +148,21 @@ static int reserve(imp_store *s, const imp_job *job, const imp_bases *bases, siz
         if (s->cat) (void)imp_cat_checkpoint(s->cat); /* not while somebody reads */
         pthread_mutex_unlock(&s->cat_lock);
     }
-    imp_evicted evicted = {0};
-    int rc = imp_change_begin(s);
-    if (rc == 0) rc = imp_change_end(s, reserve_in_change(s, job, bases, pos, end, layout, &evicted));
-    if (rc == 0) imp_count_evicted(s, evicted);
-    if (rc < 0) {
+    for (;;) {
+        imp_evicted evicted = {0};
+        s->over_limit = false;
+        int rc = imp_change_begin(s);
+        if (rc == 0) rc = imp_change_end(s, reserve_in_change(s, job, bases, pos, end, layout, &evicted));
+        if (rc == 0) {
+            imp_count_evicted(s, evicted);
+            return 0;
+        }
         imp_seg_layout_free(*layout);
         *layout = NULL;
+        /* Where entries were to go there will be room for the ballast again; where not, it wouldn't help. */
+        bool frees = rc == IMP_E_FULL && !s->over_limit && evicted.nodes > 0;
+        if (!frees || !imp_ballast_give(s)) return rc;
     }
-    return rc;
 }
 
 enum { ADDED, KNOWN, GONE }; /* GONE: the tokens before it */
@@ -272,6 +281,10 @@ static void finish(imp_store *s, const imp_job *job, int rc, size_t stored, bool
     char line[sizeof s->flush_line];
     if (rc == 0) {
         *(any ? &s->count.commits : &s->count.commits_known) += 1;
+        if (any) {
+            s->full_logged = false;
+            imp_fault_over(s, IMP_FAULT_WRITE);
+        }
         return;
     }
     s->count.commits_failed++;
@@ -279,7 +292,7 @@ static void finish(imp_store *s, const imp_job *job, int rc, size_t stored, bool
     snprintf(line, sizeof line, "%zu of %zu tokens not stored: %s", job->n_tokens - stored, job->n_tokens - job->start,
              imp_last_error());
     memcpy(s->flush_line, line, sizeof line);
-    if (rc == IMP_E_IO) s->count.io_errors++;
+    if (!s->over_limit) imp_fault_note(s, IMP_FAULT_WRITE, rc);
     if (rc == IMP_E_FULL && s->full_logged) return;
     if (rc == IMP_E_FULL) s->full_logged = true;
     /* An eviction that was faster is no trouble. */
@@ -333,7 +346,10 @@ static void *run(void *user)
         pthread_mutex_unlock(&s->lock);
         bool any;
         size_t stored;
+        s->over_limit = false;
         int rc = store_entry(s, job, &stored, &any);
+        if (rc == 0) imp_ballast_take(s);
+        if (rc == IMP_E_NOTFOUND) (void)imp_dir_folders(s); /* somebody has removed one: the next entry finds it */
         pthread_mutex_lock(&s->lock);
         finish(s, job, rc, stored, any);
         s->first_job = job->next;
