@@ -215,6 +215,20 @@ static const opt stat_opts[] = {STORE_OPT, JSON_OPT};
 const opt_command stat_command = {"stat",    "stat [STORE] [--json]", "Sizes and counts of a store.", NULL,
                                   stat_opts, N_OPTS(stat_opts)};
 
+static void print_costs(imp_store *store)
+{
+    imp_read_costs costs;
+    char when[32] = "";
+    struct tm tm;
+    if (imp_store_get_read_costs(store, &costs) < 0) return;
+    time_t t = (time_t)costs.measured_s;
+    if (t && gmtime_r(&t, &tm)) strftime(when, sizeof when, "%Y-%m-%d %H:%M UTC", &tm);
+    if (t)
+        printf("reads          %.1f us and %.3f ns a byte, measured %s\n", costs.read_ns / 1e3, costs.byte_ns, when);
+    else
+        printf("reads          not measured (impress bench io --store DIR does)\n");
+}
+
 int cmd_stat(int argc, char **argv)
 {
     inspection in;
@@ -240,6 +254,7 @@ int cmd_stat(int argc, char **argv)
                st.n_spaces);
         printf("tree in memory %s\n", text_bytes(st.memory_bytes, memory));
         printf("I/O            %s\n", st.io_mode);
+        print_costs(in.store);
     }
     imp_store_close(in.store);
     return rc;
@@ -256,20 +271,23 @@ static const opt verify_opts[] = {
 const opt_command verify_command = {
     "verify",
     "verify [STORE] [--repair] [--rebuild] [--json]",
-    "Read every byte that the store vouches for, and check it. Names what is bad; exits 1 if\nanything is.",
-    NULL,
+    "Read every byte that the store vouches for, and check it. Names what is bad.",
+    "Exits 0 if all is well, or with --repair was made so (it is then read once more); 1 if\nsomething is bad still.",
     verify_opts,
     N_OPTS(verify_opts)};
 
 typedef struct verification {
     bool json;
     json_t *array;
+    json_int_t n_leftovers;
     text_progress progress;
 } verification;
 
 static void on_finding(const imp_finding *f, void *user)
 {
     verification *v = user;
+    v->n_leftovers += f->leftover;
+    if (f->leftover && v->json) return;
     if (!v->json)
         printf("%s: %s\n", f->file, f->what);
     else
@@ -293,21 +311,32 @@ int cmd_verify(int argc, char **argv)
     if (in.s.rebuild && imp_store_rebuild(in.dir) < 0) return app_fail("%s", imp_last_error());
     if (!open_store(&in, in.s.repair ? 0 : IMP_STORE_READONLY, &rc)) return rc;
     verification v = {.json = in.s.json, .array = in.s.json ? json_array() : NULL, .progress = {.label = "verifying"}};
-    int64_t bad = imp_store_verify(in.store, in.s.repair, on_finding, on_verified, &v);
+    int64_t bad = imp_store_verify(in.store, in.s.repair, on_finding, on_verified, &v), left = bad;
     text_progress_end(&v.progress);
-    if (bad < 0)
+    if (in.s.repair && bad > 0) {
+        v.progress = (text_progress){.label = "verifying the repair"};
+        left = imp_store_verify(in.store, 0, NULL, on_verified, &v);
+        text_progress_end(&v.progress);
+    }
+    if (left < 0)
         rc = app_fail("%s", imp_last_error());
     else
-        rc = bad > 0 ? 1 : 0;
-    if (bad >= 0 && in.s.json) {
-        int printed = report_print_json(
-            json_pack("{s:b,s:I,s:O}", "clean", bad == 0, "findings_total", (json_int_t)bad, "findings", v.array));
+        rc = left > 0 ? 1 : 0;
+    if (left >= 0 && in.s.json) {
+        int printed = report_print_json(json_pack("{s:b,s:I,s:I,s:I,s:O}", "clean", left == 0, "findings_total",
+                                                  (json_int_t)bad, "left", (json_int_t)left, "leftover_files",
+                                                  v.n_leftovers, "findings", v.array));
         if (printed) rc = printed;
     } else if (bad == 0) {
         printf("clean\n");
-    } else if (bad > 0) {
-        printf("%lld found%s\n", (long long)bad,
-               in.s.repair ? ", dropped" : "; `impress verify --repair` drops what is bad");
+    } else if (left == 0) {
+        printf("%lld found, all repaired: what was bad is dropped, the rest is clean\n", (long long)bad);
+    } else if (left > 0) {
+        printf("%lld found", (long long)bad);
+        if (in.s.repair)
+            printf(", %lld left\n", (long long)left);
+        else
+            printf("; `impress verify --repair` drops what is bad\n");
     }
     json_decref(v.array);
     imp_store_close(in.store);

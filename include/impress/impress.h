@@ -609,6 +609,8 @@ typedef struct imp_finding {
     const char *file;  /* below the store's directory */
     const char *what;  /* one line: which region, layer and chunk, and what is wrong */
     uint64_t segment;  /* 0: not about a segment */
+    int leftover;      /* 1: a file that a killed process left. It harms nothing, doesn't count as a finding, and goes when
+                          the store is next opened for writing (a whole segment may be taken in then) */
 } imp_finding;
 
 /* Read every byte the store vouches for, padding too, and check it. `fn` is called for each thing that is bad, and

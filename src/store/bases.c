@@ -712,7 +712,7 @@ int imp_bases_verify(imp_store *s, bool remove, void (*fn)(const imp_finding *fi
         if (found == IMP_E_NOMEM) rc = found;
         if (found == 0 || found == IMP_E_NOTFOUND || rc < 0) continue;
         ++*n_found;
-        imp_finding finding = {f.file[i].name, imp_last_error(), 0};
+        imp_finding finding = {.file = f.file[i].name, .what = imp_last_error()};
         if (fn) fn(&finding, user);
         if (remove && found == IMP_E_CORRUPT && imp_io_unlink(s->io, f.file[i].name) < 0) {
             imp_log(IMP_LOG_WARN, "%s", imp_last_error());

@@ -183,8 +183,11 @@ int imp_strays(imp_store *s, bool remove, void (*fn)(const imp_finding *finding,
         if (!listed(&again, l.files[i].name)) continue;
         char name[272] = "segments/";
         strncat(name, l.files[i].name, sizeof name - 10);
-        imp_finding f = {name, "nothing refers to this file", l.files[i].segment};
-        ++*n_found;
+        bool left = l.files[i].segment != 0;
+        imp_finding f = {.file = name, .segment = l.files[i].segment, .leftover = left};
+        f.what = !left ? "nothing refers to this file" : "left by a killed process; goes when the store is opened";
+        if (left && l.files[i].whole) f.what = "left by a killed process; taken in or removed when the store is opened";
+        *n_found += !left;
         if (fn) fn(&f, user);
         if (remove && imp_io_unlink(s->io, name) < 0) imp_log(IMP_LOG_WARN, "%s", imp_last_error());
     }

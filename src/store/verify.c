@@ -29,7 +29,7 @@ typedef struct verify {
 
 static void tell(verify *v, const char *file, uint64_t segment, const char *what)
 {
-    imp_finding f = {file, what, segment};
+    imp_finding f = {.file = file, .what = what, .segment = segment};
     v->n_found++;
     if (v->fn) v->fn(&f, v->user);
 }
@@ -134,7 +134,7 @@ static void bad(verify *v, uint64_t segment, uint32_t from, const char *what)
     if (!still_used(v, segment)) return;
     imp_seg_name(segment, name);
     tell(v, name, segment, what);
-    if (v->repair) imp_drop(v->s, segment, from, what);
+    if (v->repair) imp_drop(v->s, segment, from, NULL);
 }
 
 /* ---- one segment */
@@ -167,13 +167,9 @@ static uint32_t first_used(const imp_seg *seg, const use_of *u, uint32_t index)
     return UINT32_MAX;
 }
 
-typedef struct worst {
-    uint32_t from; /* UINT32_MAX: nothing is bad */
-    char what[200];
-} worst;
-
-/* The first bad token decides what is dropped, so chunks are told one by one but dropped once, at the end. */
-static void bad_chunk(verify *v, const imp_seg *seg, const use_of *u, uint32_t index, const char *why, worst *w)
+/* The first bad token decides what is dropped, so chunks are told one by one but dropped once, at the end. `*worst`: that
+ * token; UINT32_MAX: nothing is bad. */
+static void bad_chunk(verify *v, const imp_seg *seg, const use_of *u, uint32_t index, const char *why, uint32_t *worst)
 {
     char name[32], what[200];
     imp_region region;
@@ -183,13 +179,10 @@ static void bad_chunk(verify *v, const imp_seg *seg, const use_of *u, uint32_t i
              (unsigned long long)c.offset, (unsigned long long)(c.offset + c.n_bytes), why);
     imp_seg_name(seg->id, name);
     tell(v, name, seg->id, what);
-    if (token < w->from) {
-        w->from = token;
-        snprintf(w->what, sizeof w->what, "%s", what);
-    }
+    if (token < *worst) *worst = token;
 }
 
-static int read_one(verify *v, const imp_seg *seg, const use_of *u, uint32_t index, worst *w)
+static int read_one(verify *v, const imp_seg *seg, const use_of *u, uint32_t index, uint32_t *worst)
 {
     imp_region region;
     uint32_t layer, chunk;
@@ -197,9 +190,9 @@ static int read_one(verify *v, const imp_seg *seg, const use_of *u, uint32_t ind
     int rc = imp_io_read(seg->file, c.offset, v->buf, c.n_bytes);
     if (rc == IMP_E_NOMEM) return rc;
     if (rc < 0) {
-        bad_chunk(v, seg, u, index, imp_last_error(), w);
+        bad_chunk(v, seg, u, index, imp_last_error(), worst);
     } else if (imp_seg_checksum(seg->layout, index, v->buf, c.n_bytes) != seg->sums[index]) {
-        bad_chunk(v, seg, u, index, "the checksum is wrong", w);
+        bad_chunk(v, seg, u, index, "the checksum is wrong", worst);
     }
     return 0;
 }
@@ -217,7 +210,7 @@ static int have_buffer(verify *v, uint32_t n_bytes)
 }
 
 /* Chunks lie one behind the other: read as many as fit at a time. */
-static int check_chunks(verify *v, const imp_seg *seg, const use_of *u, worst *w)
+static int check_chunks(verify *v, const imp_seg *seg, const use_of *u, uint32_t *worst)
 {
     uint32_t n = imp_seg_n_chunks(seg->layout), layer, chunk;
     imp_region region;
@@ -237,10 +230,10 @@ static int check_chunks(verify *v, const imp_seg *seg, const use_of *u, worst *w
             const unsigned char *bytes_at = v->buf + (c.offset - first.offset);
             if (first_used(seg, u, at) == UINT32_MAX) continue;
             if (!whole) {
-                rc = read_one(v, seg, u, at, w);
+                rc = read_one(v, seg, u, at, worst);
                 if (rc < 0) return rc;
             } else if (imp_seg_checksum(seg->layout, at, bytes_at, c.n_bytes) != seg->sums[at]) {
-                bad_chunk(v, seg, u, at, "the checksum is wrong", w);
+                bad_chunk(v, seg, u, at, "the checksum is wrong", worst);
             }
         }
         advance(v, bytes);
@@ -270,7 +263,7 @@ static int check_segment(verify *v, use_of *u)
 {
     uint64_t id = u->parts[0].segment, n_read = 0;
     imp_seg seg = {0};
-    worst w = {.from = UINT32_MAX};
+    uint32_t worst = UINT32_MAX;
     bool gone;
     int rc = find_use(v, u, &gone);
     if (rc < 0 || gone) goto out;
@@ -289,8 +282,8 @@ static int check_segment(verify *v, use_of *u)
         bad(v, id, 0, what);
         goto out;
     }
-    rc = check_chunks(v, &seg, u, &w);
-    if (rc == 0 && w.from != UINT32_MAX && v->repair) imp_drop(v->s, id, w.from, w.what);
+    rc = check_chunks(v, &seg, u, &worst);
+    if (rc == 0 && worst != UINT32_MAX && v->repair) imp_drop(v->s, id, worst, NULL);
 out:
     imp_free(u->tokens);
     imp_seg_file_close(&seg);
@@ -319,26 +312,41 @@ static void on_catalogue(const char *what, void *user)
     tell(v, "catalogue.db", 0, what);
 }
 
+/* Through a connection of its own: the check reads all of a catalogue, and meanwhile this process's matches and changes
+ * go on. Nobody puts another one in its place, since the store holds the directory's lock. */
+static int check_beside(verify *v)
+{
+    imp_cat *own = NULL;
+    int rc = imp_cat_open(v->s->dir, IMP_STORE_READONLY, &own);
+    if (rc == 0) rc = imp_cat_check(own, on_catalogue, v);
+    imp_cat_close(own);
+    return rc;
+}
+
 static int check_catalogue(verify *v)
 {
     imp_store *s = v->s;
+    int rc = 0;
     pthread_mutex_lock(&s->cat_lock);
     pthread_mutex_lock(&s->lock);
     (void)imp_catalogue_refresh(s); /* perhaps it can be had now */
     pthread_mutex_unlock(&s->lock);
-    if (!s->cat) {
+    bool found = s->cat != NULL, in_memory = imp_io_in_memory(s->io);
+    if (found && in_memory) rc = imp_cat_check(s->cat, on_catalogue, v);
+    pthread_mutex_unlock(&s->cat_lock);
+    if (!found) {
         on_catalogue("it can't be read", v);
-        pthread_mutex_unlock(&s->cat_lock);
         return 0;
     }
-    int rc = imp_cat_check(s->cat, on_catalogue, v);
+    if (!in_memory) rc = check_beside(v);
     if (rc == IMP_E_CORRUPT && !v->catalogue_bad) on_catalogue(imp_last_error(), v);
     if (v->catalogue_bad && v->repair) {
+        pthread_mutex_lock(&s->cat_lock);
         pthread_mutex_lock(&s->lock);
         (void)imp_catalogue_repair(s);
         pthread_mutex_unlock(&s->lock);
+        pthread_mutex_unlock(&s->cat_lock);
     }
-    pthread_mutex_unlock(&s->cat_lock);
     return v->catalogue_bad ? 0 : rc;
 }
 

@@ -50,9 +50,15 @@ PY
     "$IMPRESS" verify "$tmp/store" >"$tmp/out" 2>&1 && fail "flip $i wasn't found"
     run a
     [ "$(json "$tmp/a.json" 'd["answer"]')" = "$answer" ] || fail "flip $i changed the answer"
-    "$IMPRESS" verify "$tmp/store" --repair >/dev/null 2>&1
+    "$IMPRESS" verify "$tmp/store" --repair >"$tmp/out" 2>&1 || fail "not repaired: flip $i: $(cat "$tmp/out")"
+    [ "$(sort "$tmp/out" | uniq -d)" = "" ] || fail "flip $i: told twice: $(cat "$tmp/out")"
     [ "$("$IMPRESS" verify "$tmp/store")" = clean ] || fail "not clean after repair of flip $i"
 done
+
+# What a killed process left is named, and is no damage.
+touch "$tmp/store/segments/0123456789abcdef.seg.tmp"
+"$IMPRESS" verify "$tmp/store" >"$tmp/out" || fail "a leftover is no damage: $(cat "$tmp/out")"
+grep -q '0123456789abcdef.seg.tmp: left by a killed' "$tmp/out" || fail "a leftover isn't named: $(cat "$tmp/out")"
 
 # A lost or garbled catalogue is made again from the segments.
 rm -rf "$tmp/store" && cp -a "$tmp/good" "$tmp/store"

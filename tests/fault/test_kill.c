@@ -468,7 +468,7 @@ static void look_after(const char *dir, int round, phase at, bool in_memory)
     }
     assert_int_equal(n_files(dir, "segments"), st.n_segments);
     assert_int_equal(n_files(dir, "live"), 1);
-    assert_in_range(n_files(dir, "."), 5, 7); /* segments, bases, live, lock, the catalogue's one to three */
+    assert_in_range(n_files(dir, "."), 6, 8); /* segments, bases, live, lock, ballast, the catalogue's one to three */
     assert_in_range(n_files(dir, "bases"), 0, 1);
     assert_int_equal(st.corrupt_chunks, 0);
     for (size_t i = 0; i < n_known; i++) {
