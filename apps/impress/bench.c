@@ -19,6 +19,7 @@ static const struct {
     {"io", &bench_io_command, "reads by size and depth, beside fio", bench_io},
     {"replay", &bench_replay_command, "large models: modelled compute, real I/O", bench_replay},
     {"trace", &bench_trace_command, "hit ratios of the policies over request traces", bench_trace},
+    {"ttft", &bench_ttft_command, "time to the first token, system by system", bench_ttft},
 };
 
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
@@ -30,7 +31,7 @@ const opt_command *bench_subcommand(size_t i) { return i < N_COMMANDS ? commands
 static void usage(FILE *f)
 {
     fprintf(f, "usage: impress bench COMMAND [OPTIONS]\n\ncommands:\n");
-    for (size_t i = 0; i < N_COMMANDS; i++) fprintf(f, "  %-10s %s\n", commands[i].name, commands[i].summary);
+    for (size_t i = 0; i < N_COMMANDS; i++) fprintf(f, "  %-18s %s\n", commands[i].name, commands[i].summary);
     fprintf(f, "\n`impress bench COMMAND --help` explains a command.\n");
 }
 

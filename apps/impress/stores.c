@@ -57,6 +57,7 @@ int app_stores_open(app_stores *s, const char *dir, const imp_store_opts *opts)
     source.rest = IMP_REST_RAW;
     source.chunk_tokens = 64;
     source.keep = 0;
+    source.read_bytes_per_s = 0; /* no part of what is measured */
     return open_store(s, "source", source, &s->source);
 }
 
