@@ -204,7 +204,8 @@ typedef enum imp_io_mode {
 typedef struct imp_store_opts {
     size_t struct_bytes;         /* set by imp_store_opts_init() */
     uint64_t limit_bytes;        /* upper bound of the directory's size on disk, 1 MiB at least; 0: 10 GiB. Where what
-                                    is pinned or leased is more, it stays, and nothing new is stored */
+                                    is pinned or leased is more, it stays, and nothing new is stored. A store that is
+                                    larger when it is opened is made smaller then, unless this is 0 */
     uint64_t read_bytes_per_s;   /* cap on reads, to behave like a slower disk; 0: none */
     uint64_t host_cache_bytes;   /* host tier; 0: none */
     uint64_t buffer_bytes;       /* read buffers of one load; 0: 32 MiB. Grows where one layer needs more */
@@ -227,6 +228,11 @@ typedef struct imp_store_opts {
     uint32_t reorder_period_s;   /* segments whose statistics have changed enough are reordered about so often, in the
                                     background; 0: 600; UINT32_MAX: never */
     uint32_t reorder_after;      /* enough: so many requests since the last time; 0: 16 */
+    uint32_t ttl_s;              /* entries that nobody used for longer are removed, some time later: a quarter of it,
+                                    60 s at most. Pinned ones stay. 0: none are */
+    uint32_t space_percent;      /* the segments of one space take this share of limit_bytes at most (1..100), and room
+                                    is taken from the space that holds most: one tenant's flood drives out only what is
+                                    its own. 0: spaces aren't told apart, the longest unused entry goes */
 } imp_store_opts;
 
 /* Fill in the defaults for a caller whose imp_store_opts has so many bytes. */

@@ -130,7 +130,8 @@ static uint32_t find_child(const imp_radix *t, uint64_t parent, int32_t token)
 static bool goes_before(const imp_radix *t, uint32_t a, uint32_t b)
 {
     const imp_radix_node *x = &at(t, a)->pub, *y = &at(t, b)->pub;
-    if (x->used_s != y->used_s) return x->used_s < y->used_s;
+    int64_t x_s = imp_radix_worth_s(x), y_s = imp_radix_worth_s(y);
+    if (x_s != y_s) return x_s < y_s;
     if (x->depth != y->depth) return x->depth > y->depth;
     return x->id < y->id;
 }

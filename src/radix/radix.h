@@ -70,10 +70,19 @@ int imp_radix_walk(imp_radix *t, int (*fn)(imp_radix_node *node, void *user), vo
 /* The same for node `id` and what is below it. IMP_E_NOTFOUND. */
 int imp_radix_walk_below(imp_radix *t, uint64_t id, int (*fn)(imp_radix_node *node, void *user), void *user);
 
-/* The leaf to evict next: no children, no leases, not pinned; smallest used_s, then deepest, then smallest id. NULL if
+/* By what leaves are compared: when they were used last, and a minute more for each use, 30 at most. So what many
+ * requests share outlives a flood of prefixes that come once, and is forgotten all the same when nobody wants it. */
+#define IMP_RADIX_HIT_S 60
+#define IMP_RADIX_HITS_MOST 30
+static inline int64_t imp_radix_worth_s(const imp_radix_node *n)
+{
+    return n->used_s + IMP_RADIX_HIT_S * (int64_t)(n->hits < IMP_RADIX_HITS_MOST ? n->hits : IMP_RADIX_HITS_MOST);
+}
+
+/* The leaf to evict next: no children, no leases, not pinned; smallest worth, then deepest, then smallest id. NULL if
  * there is none. O(log n): leaves are kept in a heap, and imp_radix_touch() reorders. */
 imp_radix_node *imp_radix_victim(imp_radix *t);
-/* Tell the tree that used_s, leases or pinned of `node` changed: at once, before another node changes. */
+/* Tell the tree that used_s, hits, leases or pinned of `node` changed: at once, before another node changes. */
 void imp_radix_touch(imp_radix *t, imp_radix_node *node);
 
 size_t imp_radix_count(const imp_radix *t);

@@ -80,6 +80,8 @@ static int admit(imp_space *sp, const int32_t *tokens, size_t n_tokens, size_t f
     if (n_new > SIZE_MAX / sp->token_bytes || n_new * sp->token_bytes > most) {
         rc = imp_fail(IMP_E_FULL, "%s: %zu tokens are more than the store's limit of %llu bytes", s->dir, n_new,
                       (unsigned long long)s->opts.limit_bytes);
+    } else if (imp_was_refused(s, sp->id, tokens, from, n_new)) {
+        rc = imp_fail(IMP_E_FULL, "%s: there was no room for %zu tokens a moment ago", s->dir, n_new);
     } else if (n_new * sp->token_bytes > s->opts.backlog_bytes) {
         rc = imp_fail(IMP_E_FULL, "%s: %zu tokens are more than may wait to be written (%llu bytes)", s->dir, n_new,
                       (unsigned long long)s->opts.backlog_bytes);

@@ -301,6 +301,7 @@ int imp_store_remove(imp_store *s, uint64_t node)
         rc = remove_in_pieces(s, node);
     }
     imp_ballast_take(s);
+    imp_forget_refused(s);
     return imp_error_back(&kept, rc);
 }
 
@@ -317,7 +318,9 @@ int imp_store_pin(imp_store *s, uint64_t node, int pinned)
         (void)imp_change_end(s, 0);
         return imp_fail(IMP_E_NOTFOUND, "%s: no node %llu", s->dir, (unsigned long long)node);
     }
-    return imp_error_back(&kept, imp_change_end(s, imp_edit_pin(s, tree, n, pinned != 0)));
+    rc = imp_error_back(&kept, imp_change_end(s, imp_edit_pin(s, tree, n, pinned != 0)));
+    imp_forget_refused(s);
+    return rc;
 }
 
 static int trim(imp_store *s, uint64_t *n_evicted)
@@ -328,6 +331,7 @@ static int trim(imp_store *s, uint64_t *n_evicted)
         rc = imp_change_begin(s);
         if (rc < 0) return rc;
         rc = imp_evict_for(s, 0, 0, &e);
+        if (rc == 0) rc = imp_evict_shares(s, &e);
         /* What is left is in use or pinned; what went stays away. */
         if (rc == IMP_E_FULL && imp_cat_failure(s->cat) == 0) rc = 0;
         rc = imp_change_end(s, rc);
@@ -363,6 +367,7 @@ int imp_store_gc(imp_store *s, imp_gc_report *report)
     if (rc == 0) rc = imp_reorder_evicted(s);
     if (rc < 0) return rc;
     sweep_young_bases(s, &left);
+    imp_forget_refused(s);
     pthread_mutex_lock(&s->cat_lock);
     rc = s->cat ? imp_cat_compact(s->cat) : 0;
     pthread_mutex_unlock(&s->cat_lock);

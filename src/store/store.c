@@ -87,6 +87,9 @@ static int fill_options(imp_store_opts *o, const imp_store_opts *given)
     if (o->keep & ~(IMP_KEEP_SKETCH | IMP_KEEP_PROBE | IMP_KEEP_PAIRED)) {
         return imp_fail(IMP_E_ARG, "store: unknown things to keep: 0x%x", o->keep);
     }
+    if (o->space_percent > 100) {
+        return imp_fail(IMP_E_ARG, "store: a space's share of %u per cent, must be 100 at most", o->space_percent);
+    }
     if (o->probe_spread > 1) return imp_fail(IMP_E_ARG, "store: probe_spread is %u, must be 0 or 1", o->probe_spread);
     if (o->flags & ~(IMP_STORE_READONLY | IMP_STORE_NO_DIRECT | IMP_STORE_MUST_EXIST | IMP_STORE_MEMORY)) {
         return imp_fail(IMP_E_ARG, "store: unknown flags 0x%x", o->flags);
@@ -211,6 +214,9 @@ static int open_store(const char *dir, const imp_store_opts *opts, imp_store **o
         if (rc == IMP_E_FULL && imp_ballast_give(s)) rc = imp_dir_live_make(s);
     }
     if (rc == 0) rc = recover(s);
+    /* A limit that wasn't named isn't known to be meant: who only pins a node in a larger store evicts nothing. */
+    bool limited = opts && (opts->limit_bytes > 0 || s->opts.ttl_s > 0);
+    if (rc == 0 && !s->readonly && limited && !(s->opts.flags & IMP_STORE_MEMORY)) rc = imp_evict_at_open(s);
     if (rc == 0 && !s->readonly) rc = imp_writer_start(s);
     if (rc == 0) {
         imp_ballast_take(s);

@@ -7,7 +7,7 @@
  *   match.c        the way along a prompt                segs.c      open segments
  *   commit.c       staging                               writer.c    the thread that packs and publishes
  *   pack.c         rows into the bytes of a segment
- *   evict.c        the size limit                        rebuild.c   the catalogue made again from the segments
+ *   evict.c        the limits                            rebuild.c   the catalogue made again from the segments
  *   verify.c       every byte checked                    inspect.c   list, stats, remove, pin, gc
  *   space.c        what must be equal                    fingerprint.c
  *   history.c      what was found important              bases.c     the sketches' bases
@@ -53,6 +53,7 @@ typedef struct imp_tree {
     char model_name[64];
     int64_t created_s;
     imp_radix *radix;
+    uint64_t bytes; /* of its segments: evict.c's, while it makes room */
 } imp_tree;
 
 /* A segment's row, and what the nodes say about it. */
@@ -190,6 +191,17 @@ typedef struct imp_aside {
     uint64_t until_ns;
 } imp_aside;
 
+/* An entry that there was no room for, by its tokens up to where it would have gone on: refused at once for a while,
+ * instead of being copied, queued and refused again with each request. */
+typedef struct imp_refused {
+    imp_hash128 before;
+    size_t position; /* 0 with until_ns 0: none */
+    size_t n_tokens; /* so many or more from there on */
+    uint64_t until_ns;
+} imp_refused;
+
+enum { IMP_REFUSED_MAX = 16 };
+
 struct imp_store {
     /* Never changed after open. */
     pid_t pid;
@@ -239,11 +251,14 @@ struct imp_store {
     uint64_t n_queued, n_done;
     bool reordering;          /* one at a time in a process; `done` tells when it is over */
     uint64_t reorder_next_ns; /* the next look of the background */
+    uint64_t expiry_next_ns;  /* likewise for what is too old */
     uint64_t spared[IMP_SPARED_MAX]; /* segments that couldn't be written anew: not tried again in the background */
     size_t next_spared;
     size_t backlog;           /* bytes staged and queued */
     struct imp_histories *histories; /* with a mutex of its own; set at open */
     struct imp_bases_table *bases;   /* the same */
+    imp_refused refused[IMP_REFUSED_MAX]; /* the oldest gives way */
+    size_t next_refused;
     int flush_status;
     char flush_line[512];
 
@@ -449,6 +464,11 @@ void imp_job_score(imp_store *s, imp_job *job);
 int imp_pack_segment(imp_store *s, const imp_job *job, const imp_seg_layout *l, const imp_bases *bases);
 
 /* ---- writer.c */
+
+/* With `lock` held: was there no room for these tokens from `position` on a moment ago? */
+bool imp_was_refused(imp_store *s, imp_hash128 space, const int32_t *tokens, size_t position, size_t n_tokens);
+/* Takes `lock`: something was let go of, there may be room now. */
+void imp_forget_refused(imp_store *s);
 int imp_writer_start(imp_store *s);
 void imp_writer_stop(imp_store *s); /* after writing what waits */
 
@@ -458,12 +478,22 @@ typedef struct imp_evicted {
     uint64_t nodes, bytes;
 } imp_evicted;
 
-/* Evict until `bytes` more fit under the limit. `keep` (0: none) and what is above it stay. IMP_E_FULL if that isn't
- * enough. */
+/* Evict until `bytes` more fit under the limit, and what is too old. `keep` (0: none) and what is above it stay.
+ * IMP_E_FULL if that isn't enough. */
 int imp_evict_for(imp_store *s, uint64_t bytes, uint64_t keep, imp_evicted *out);
+/* The same for a new entry of `space`, which has to fit into the share of that too. */
+int imp_evict_for_entry(imp_store *s, imp_hash128 space, uint64_t bytes, uint64_t keep, imp_evicted *out);
+/* Every space down to its share. IMP_E_FULL: one holds more that is pinned or in use. `*out` is added to. */
+int imp_evict_shares(imp_store *s, imp_evicted *out);
 /* Would `bytes` fit as it is? */
 int imp_evict_not_needed(imp_store *s, uint64_t bytes, bool *fits);
 void imp_count_evicted(imp_store *s, imp_evicted e); /* once the change is durable; takes `lock` */
+/* With `lock` held: is it time to look for entries that are too old? `*wait_ns`: if not, how long until it is;
+ * UINT64_MAX: never. */
+bool imp_expiry_due(imp_store *s, uint64_t *wait_ns);
+/* With no mutex held: remove them, and enforce limits that are smaller than when the store was open last. */
+void imp_expire(imp_store *s);
+int imp_evict_at_open(imp_store *s);
 
 /* ---- recover.c and rebuild.c */
 

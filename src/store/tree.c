@@ -381,11 +381,10 @@ static int on_use(uint64_t id, uint64_t hits, int64_t used_s, void *user)
     imp_tree *tree;
     imp_radix_node *n = imp_forest_node(f, id, &tree);
     if (!n) return 0;
+    if (hits <= n->hits && used_s <= n->used_s) return 0;
     if (hits > n->hits) n->hits = hits;
-    if (used_s > n->used_s) {
-        n->used_s = used_s;
-        imp_radix_touch(tree->radix, n);
-    }
+    if (used_s > n->used_s) n->used_s = used_s;
+    imp_radix_touch(tree->radix, n);
     return 0;
 }
 

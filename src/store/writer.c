@@ -127,7 +127,7 @@ static int reserve_in_change(imp_store *s, const imp_job *job, const imp_bases *
     imp_cat_reservation r = {imp_seg_layout_meta(*layout)->segment, s->instance, bytes};
     rc = imp_edit_unreserve(s);
     if (rc == 0) {
-        rc = imp_evict_for(s, bytes, last, evicted);
+        rc = imp_evict_for_entry(s, job->space, bytes, last, evicted);
         s->over_limit = rc == IMP_E_FULL;
     }
     if (rc == 0) rc = imp_cat_reserve(s->cat, &r);
@@ -248,6 +248,38 @@ static void begin_history(imp_store *s, const imp_job *job, imp_seg_layout *l)
     imp_history_put(s, h);
 }
 
+/* ---- entries without room */
+
+static const uint64_t refused_ns = 60000000000u;
+
+static void note_refused(imp_store *s, const imp_job *job, size_t position)
+{
+    imp_refused r = {imp_prefix_hash(job->space, job->tokens, position), position, job->n_tokens - position,
+                     imp_now_ns() + refused_ns};
+    pthread_mutex_lock(&s->lock);
+    s->refused[s->next_refused++ % IMP_REFUSED_MAX] = r;
+    pthread_mutex_unlock(&s->lock);
+}
+
+bool imp_was_refused(imp_store *s, imp_hash128 space, const int32_t *tokens, size_t position, size_t n_tokens)
+{
+    for (size_t i = 0; i < IMP_REFUSED_MAX; i++) {
+        const imp_refused *r = &s->refused[i];
+        if (r->until_ns == 0 || r->position != position || n_tokens < r->n_tokens || imp_now_ns() > r->until_ns) continue;
+        if (imp_hash128_equal(r->before, imp_prefix_hash(space, tokens, position))) return true;
+    }
+    return false;
+}
+
+void imp_forget_refused(imp_store *s)
+{
+    pthread_mutex_lock(&s->lock);
+    memset(s->refused, 0, sizeof s->refused);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* ---- one entry, in full */
+
 /* `*stored`: the tokens before it are stored afterwards. */
 static int store_entry(imp_store *s, imp_job *job, size_t *stored, bool *any)
 {
@@ -259,6 +291,7 @@ static int store_entry(imp_store *s, imp_job *job, size_t *stored, bool *any)
         imp_seg_layout *l;
         int outcome = GONE;
         int rc = reserve(s, job, bases, &pos, &end, &l);
+        if (rc == IMP_E_FULL && s->over_limit) note_refused(s, job, pos);
         if (rc < 0) return rc;
         if (!l && end > 0) break;
         if (l) {
@@ -305,7 +338,7 @@ static void finish(imp_store *s, const imp_job *job, int rc, size_t stored, bool
  * histories that wait are written; 0: none do. */
 static void idle(imp_store *s, uint64_t *due_ns)
 {
-    uint64_t now_ns = imp_now_ns(), wait_ns = UINT64_MAX;
+    uint64_t now_ns = imp_now_ns(), wait_ns = UINT64_MAX, expiry_ns;
     size_t n_dirty = imp_histories_dirty(s);
     if (n_dirty == 0) *due_ns = 0;
     if (n_dirty > 0 && *due_ns == 0) *due_ns = now_ns + (n_dirty < DIRTY_MAX ? history_ns : history_least_ns);
@@ -316,12 +349,19 @@ static void idle(imp_store *s, uint64_t *due_ns)
         *due_ns = 0; /* what is left waits as long again */
         return;
     }
+    if (imp_expiry_due(s, &expiry_ns)) {
+        pthread_mutex_unlock(&s->lock);
+        imp_expire(s);
+        pthread_mutex_lock(&s->lock);
+        return;
+    }
     if (imp_reorder_due(s, &wait_ns)) {
         pthread_mutex_unlock(&s->lock);
         imp_reorder_step(s);
         pthread_mutex_lock(&s->lock);
         return;
     }
+    if (expiry_ns < wait_ns) wait_ns = expiry_ns;
     uint64_t until_ns = wait_ns < UINT64_MAX - now_ns ? now_ns + wait_ns : UINT64_MAX;
     if (*due_ns != 0 && *due_ns < until_ns) until_ns = *due_ns;
     if (until_ns == UINT64_MAX) {

@@ -62,6 +62,14 @@ static uint32_t twin_depth(twin *w, const twin_node *n)
     return depth;
 }
 
+/* A use counts as a minute, thirty of them at most. */
+static int64_t twin_worth(const twin_node *n)
+{
+    int64_t worth = n->used_s;
+    for (uint64_t i = 0; i < n->hits && i < 30; i++) worth += 60;
+    return worth;
+}
+
 static twin_node *twin_victim(twin *w)
 {
     twin_node *best = NULL;
@@ -69,8 +77,8 @@ static twin_node *twin_victim(twin *w)
         twin_node *n = &w->nodes[i];
         if (n->leases || n->pinned || twin_children(w, n->id)) continue;
         if (best) {
-            if (n->used_s > best->used_s) continue;
-            if (n->used_s == best->used_s) {
+            if (twin_worth(n) > twin_worth(best)) continue;
+            if (twin_worth(n) == twin_worth(best)) {
                 uint32_t a = twin_depth(w, n), b = twin_depth(w, best);
                 if (a < b || (a == b && n->id > best->id)) continue;
             }
@@ -303,7 +311,7 @@ static void random_change(twin *w, imp_radix *t, imp_rng *r)
     switch (imp_rng_below(r, 4)) {
     case 0: n->leases = (uint32_t)imp_rng_below(r, 2); break;
     case 1: n->pinned = imp_rng_below(r, 3) == 0; break;
-    case 2: n->hits++; break;
+    case 2: n->hits += imp_rng_below(r, 20) ? 1 : 40; break;
     default: n->used_s = (int64_t)imp_rng_below(r, 60); break;
     }
     got->leases = n->leases;

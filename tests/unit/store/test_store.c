@@ -305,6 +305,7 @@ static void limit_as_du_counts(void **state)
         assert_int_equal(imp_store_flush(w.store), 0);
         /* the newest is there, as a whole */
         assert_int_equal(imp_world_check(&w, tokens, n, true), n);
+        assert_int_equal(imp_world_check(&w, tokens, n, true), n); /* used as often as the first one */
         if (i == 0) {
             imp_stats st = stats_of(&w);
             assert_true(st.n_nodes > 3);
@@ -650,7 +651,8 @@ static void room_for_the_front(void **state)
         after = stats_of(&w);
         assert_int_equal(before.n_nodes - report.evicted_nodes, after.n_nodes);
         assert_int_equal(after.evicted_nodes - before.evicted_nodes, report.evicted_nodes);
-        assert_int_equal(report.evicted_nodes > 0, i == 0);
+        assert_int_equal(report.evicted_nodes, 0); /* opening it did all that can be done */
+        assert_true(after.evicted_nodes > 0);
     }
     assert_int_equal(imp_world_check(&w, tokens, 2000, true), 0);
     assert_int_equal(imp_world_check(&w, pinned, 2000, true), 2000);
