@@ -115,7 +115,9 @@ void imp_ballast_take(imp_store *s)
 {
     struct stat st;
     uint64_t want = ballast_bytes(s);
-    bool there = want > 0 && look(s, &st);
+    if (s->dir_fd < 0 || s->readonly) return;
+    bool there = look(s, &st);
+    if (there && want == 0) (void)unlinkat(s->dir_fd, ballast, 0); /* made under a larger limit */
     if (want == 0 || (there && (uint64_t)st.st_size >= want)) return;
     if (!fits(s, want)) return;
     /* A shorter one is of a process that was killed as it made it, or of one that is at it: that one loses it. */

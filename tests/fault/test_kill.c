@@ -511,7 +511,7 @@ static void kill_at_any_moment(void **state)
         if (at.act == BASIS) n_known = 0; /* they are written once in the life of a store */
         if (n_known == 0) {
             char command[512];
-            snprintf(dir, sizeof dir, "%s/store", folders[folders[0] && n_stores++ % 8 != 7 ? 0 : 1]);
+            snprintf(dir, sizeof dir, "%s/store", folders[folders[0] && n_stores++ % 16 != 15 ? 0 : 1]);
             snprintf(command, sizeof command, "rm -rf '%s'", dir);
             assert_int_equal(system(command), 0);
         }
