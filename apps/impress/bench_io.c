@@ -27,7 +27,7 @@ enum { MAX_ITEMS = 16, MAX_CELLS = 512, MAX_ROUNDS = 31, FILL_BYTES = 1 << 20, F
 extern char **environ;
 
 typedef struct io_settings {
-    const char *sizes, *depths, *io;
+    const char *sizes, *depths, *io, *store;
     uint64_t file_size, io_limit, rounds;
     double seconds;
     bool no_direct, no_fio, json;
@@ -43,13 +43,15 @@ static const opt options[] = {
     {"io", 0, OPT_TEXT, AT(io), "MODE", "auto (default), uring or threads", false},
     {"no-direct", 0, OPT_FLAG, AT(no_direct), NULL, "read through the page cache", false},
     {"io-limit", 0, OPT_SIZE, AT(io_limit), "SIZE", "read no more than SIZE a second (fio too)", false},
+    {"store", 0, OPT_TEXT, AT(store), "DIR",
+     "instead of all that: time reads of this store, and keep in it\nwhat they cost, for the loads to come", true},
     {"no-fio", 0, OPT_FLAG, AT(no_fio), NULL, "without fio beside it", true},
     {"json", 0, OPT_FLAG, AT(json), NULL, "one JSON object a line", true},
 };
 
 const opt_command bench_io_command = {
     "bench io",
-    "bench io [FILE] [--sizes LIST] [--depths LIST] [--seconds N] [--json]",
+    "bench io [FILE | --store DIR] [--sizes LIST] [--depths LIST] [--seconds N] [--json]",
     "Read a file by size and depth, in order and at random, the way loads read a store, and have fio read\n"
     "it with the same settings. Then what one more read costs, and a byte.",
     "FILE is only read. Without it one is made in the cache folder, on the default store's disk, and removed.",
@@ -388,6 +390,32 @@ static int run(io_bench *b)
     return rc;
 }
 
+/* The costs that loads of a store go by. */
+static int calibrate(const io_settings *s, imp_io_mode mode)
+{
+    imp_store_opts opts;
+    imp_store *store;
+    imp_read_costs costs;
+    imp_store_opts_init(&opts);
+    opts.io_mode = mode;
+    opts.flags = IMP_STORE_MUST_EXIST | (s->no_direct ? IMP_STORE_NO_DIRECT : 0);
+    if (imp_store_open(s->store, &opts, &store) < 0) return app_fail("%s", imp_last_error());
+    int rc = imp_store_calibrate(store, &costs) < 0 ? app_fail("%s", imp_last_error()) : 0;
+    if (rc == 0 && s->json) {
+        json_t *o = json_pack("{s:s,s:s,s:f,s:f,s:f,s:I}", "bench", "io-cost", "store", s->store, "read_us",
+                              costs.read_ns / 1e3, "byte_ns", costs.byte_ns, "read_is_bytes",
+                              costs.read_ns / costs.byte_ns, "measured_s", (json_int_t)costs.measured_s);
+        if (!o || json_dumpf(o, stdout, JSON_COMPACT | JSON_REAL_PRECISION(6))) rc = app_fail("can't write JSON");
+        json_decref(o);
+        putchar('\n');
+    } else if (rc == 0) {
+        printf("%s: one more read costs %.1f us, a byte %.3f ns (%.0f MB/s): a read is worth %.0f KiB\n", s->store,
+               costs.read_ns / 1e3, costs.byte_ns, 1e3 / costs.byte_ns, costs.read_ns / costs.byte_ns / 1024);
+    }
+    imp_store_close(store);
+    return rc;
+}
+
 int bench_io(int argc, char **argv)
 {
     io_settings s = {
@@ -411,6 +439,13 @@ int bench_io(int argc, char **argv)
     if (rc == 0) rc = parse_list("--sizes", s.sizes, true, b->sizes, &b->n_sizes);
     if (rc == 0) rc = parse_list("--depths", s.depths, false, b->depths, &b->n_depths);
     char made[4200] = "";
+    if (rc == 0 && s.store) {
+        if (n_positional) rc = opt_misuse(&bench_io_command, "either FILE or --store");
+        else if (s.io_limit) rc = opt_misuse(&bench_io_command, "--io-limit: a store's disk is timed as it is");
+        else rc = calibrate(&s, b->mode);
+        free(b);
+        return rc;
+    }
     if (rc == 0 && n_positional == 0) rc = make_file(s.file_size, made, sizeof made);
     b->file = n_positional ? argv[1] : made;
     if (rc == 0) rc = run(b);

@@ -138,7 +138,8 @@ typedef enum imp_cache {
     IMP_CACHE_LFU = 2,
     IMP_CACHE_SCORE = 3,     /* access frequency x important share (the paper, 4.3) */
     IMP_CACHE_ATTENTION = 4, /* attention that a chunk got so far (ContiguousKV) */
-    IMP_CACHE_OF_STORE = 5   /* only for a load: the store's own policy */
+    IMP_CACHE_AGED = 5,      /* the same score, but uses count less the longer ago they were (src/cache/cache.h) */
+    IMP_CACHE_OF_STORE = 6   /* only for a load: the store's own policy */
 } imp_cache;
 
 /* What is read before a layer's queries are known, as far as buffers reach. */
@@ -675,7 +676,7 @@ int imp_sim_where(const imp_sim *sim, uint64_t key);
 
 /* One use of a chunk, as a load makes it: it is counted, a chunk of the host tier may be promoted, and one that was in
  * no tier is offered to them, with its `n_bytes`. `share` is the share of its tokens that matter to the request
- * (IMP_CACHE_SCORE), or its attention beside the average chunk's (IMP_CACHE_ATTENTION). Returns where it was before, as
+ * (IMP_CACHE_SCORE and IMP_CACHE_AGED), or its attention beside the average chunk's (IMP_CACHE_ATTENTION). Returns where it was before, as
  * imp_sim_where(). */
 int imp_sim_use(imp_sim *sim, uint64_t key, uint64_t n_bytes, double share);
 

@@ -19,7 +19,7 @@ typedef struct imp_cost_sample {
 bool imp_costs_fit(const imp_cost_sample *samples, size_t n, double *read_ns, double *byte_ns);
 
 /* Bytes that are read in vain rather than that two reads are made of one: what a read costs, in bytes. With a cap
- * (`read_bytes_per_s`; 0: none) bytes cost more. 0 where nothing was measured; 128 KiB at most. */
+ * (`read_bytes_per_s`; 0: none) bytes cost more. 0 where nothing was measured; 32 KiB at most. */
 size_t imp_costs_gap(const imp_read_costs *costs, uint64_t read_bytes_per_s);
 
 /* How long reads of so many bytes take. */

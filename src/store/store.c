@@ -81,7 +81,7 @@ static int fill_options(imp_store_opts *o, const imp_store_opts *given)
     }
     if ((unsigned)o->rest > IMP_REST_Q4) return imp_fail(IMP_E_ARG, "store: no such encoding: %d", (int)o->rest);
     if ((unsigned)o->order > IMP_ORDER_CORE) return imp_fail(IMP_E_ARG, "store: no such order: %d", (int)o->order);
-    if ((unsigned)o->cache > IMP_CACHE_ATTENTION) {
+    if ((unsigned)o->cache >= IMP_CACHE_OF_STORE) {
         return imp_fail(IMP_E_ARG, "store: no such cache: %d", (int)o->cache);
     }
     if (o->keep & ~(IMP_KEEP_SKETCH | IMP_KEEP_PROBE | IMP_KEEP_PAIRED)) {

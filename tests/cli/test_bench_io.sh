@@ -36,6 +36,11 @@ json_ok "$tmp/rows" 'all(r["bytes_per_s"] < 1.2 * 40 * 2**20 for r in d)'
 expect 1 'No such file' "${io[@]}" "$tmp/none"
 : >"$tmp/empty"
 expect 1 'less than one block' "${io[@]}" "$tmp/empty" --no-fio
+# A store's own disk: nothing to time in an empty one; what is measured otherwise is in tests/unit/session/test_costs.c.
+expect 1 'No such file' "${io[@]}" --store "$tmp/nothing"
+mkdir -p "$tmp/store"
+expect 2 'either FILE or --store' "${io[@]}" "$tmp/empty" --store "$tmp/store"
+expect 2 '--io-limit' "${io[@]}" --store "$tmp/store" --io-limit 1M
 expect 2 '--sizes: `5K`' "${io[@]}" "$tmp/empty" --sizes 5K
 expect 2 '--depths: `0`' "${io[@]}" "$tmp/empty" --depths 0
 expect 2 '--io: `mmap`' "${io[@]}" "$tmp/empty" --io mmap

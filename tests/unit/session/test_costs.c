@@ -45,7 +45,7 @@ static void test_gap(void **state)
     assert_int_equal(imp_costs_gap(&c, 25000000), 200);     /* 40 ns a byte */
     assert_int_equal(imp_costs_gap(&c, 2000000000), 8000);  /* the disk is slower than the cap */
     c.read_ns = 1e9;
-    assert_int_equal(imp_costs_gap(&c, 0), 128 << 10);
+    assert_int_equal(imp_costs_gap(&c, 0), 32 << 10);
     c.read_ns = 0;
     assert_int_equal(imp_costs_gap(&c, 0), 0);
     c.read_ns = 10;
