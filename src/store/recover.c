@@ -129,6 +129,14 @@ int imp_recover(imp_store *s, bool keep_orphans, imp_leftovers *out)
     *out = (imp_leftovers){0};
     int rc = imp_io_list(s->io, "segments", on_file, &l);
     if (rc == 0) rc = sift(s, &l, &all);
+    if (rc == IMP_E_CORRUPT) {
+        /* A damaged reservation: nothing else reads them, so nobody else notices. */
+        pthread_mutex_lock(&s->cat_lock);
+        pthread_mutex_lock(&s->lock);
+        imp_catalogue_failed(s, rc);
+        pthread_mutex_unlock(&s->lock);
+        pthread_mutex_unlock(&s->cat_lock);
+    }
     for (size_t i = 0; rc == 0 && i < l.n; i++) {
         char name[272] = "segments/";
         out->n_orphans += l.files[i].whole;
@@ -153,7 +161,8 @@ static int find_strays(imp_store *s, listing *l)
     reservations all = {0};
     int rc = imp_io_list(s->io, "segments", on_file, l);
     if (rc == 0) rc = sift(s, l, &all);
-    if (rc == IMP_E_BUSY) { /* without a catalogue nothing can be said; verify has said that */
+    /* Without a sound catalogue nothing can be said; verify has said that. */
+    if (rc == IMP_E_BUSY || rc == IMP_E_CORRUPT) {
         rc = 0;
         l->n = 0;
     }
