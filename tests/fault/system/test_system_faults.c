@@ -1,0 +1,306 @@
+/* Every call of the operating system on a store's files fails once, SQLite's too: an answer is never wrong, what fails is
+ * told, counted and logged, nothing else is lost, and the next open finds a store that verifies. IMP_FAULTS=all: each
+ * call; otherwise some of each kind, by the seed. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "fault/preload_faults.h"
+#include "support/store_world.h"
+#include "support/support.h"
+
+enum { N_OLD = 150, N_NEW = 220, AT = 100, FEW = 2 }; /* new shares AT tokens with old */
+
+static int32_t old[N_OLD], new[N_NEW];
+static char base[256], at[256];
+static atomic_uint n_lines;
+
+static void count_line(imp_log_level level, const char *line, void *user)
+{
+    (void)user;
+    if (level <= IMP_LOG_WARN && *line) atomic_fetch_add(&n_lines, 1);
+}
+
+static int set_up(void **state)
+{
+    for (int i = 0; i < N_OLD; i++) old[i] = i;
+    for (int i = 0; i < N_NEW; i++) new[i] = i < AT ? i : 5000 + i;
+    imp_log_set(count_line, NULL, IMP_LOG_WARN);
+    *state = imp_test_make_dir("/dev/shm");
+    if (!*state) *state = imp_test_make_dir(NULL);
+    if (!*state) return -1;
+    snprintf(base, sizeof base, "%s/base", (char *)*state);
+    snprintf(at, sizeof at, "%s/at", (char *)*state);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    preload_watch(NULL, NULL);
+    imp_test_remove_dir(*state);
+    return 0;
+}
+
+static void copy_store(void)
+{
+    char command[1024];
+    snprintf(command, sizeof command, "rm -rf '%s' && cp -a '%s' '%s'", at, base, at);
+    assert_int_equal(system(command), 0);
+}
+
+static void make_base(void)
+{
+    imp_world w;
+    assert_int_equal(imp_world_open(&w, base, NULL, NULL), 0);
+    assert_int_equal(imp_world_commit(&w, old, N_OLD, 0, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    imp_world_close(&w);
+}
+
+/* What one life of a store told about failures: statuses, counters, faults. `*whole`: it went as without any. */
+typedef struct told {
+    unsigned n;
+    bool whole;
+} told;
+
+static void take(told *t, int64_t rc)
+{
+    assert_int_not_equal(rc, IMP_WORLD_WRONG);
+    if (rc < 0) {
+        t->n++;
+        assert_true(*imp_last_error() != '\0');
+    }
+}
+
+/* Open, match, load, commit, evict, gc, verify, close. */
+static told live(void)
+{
+    told t = {0, true};
+    imp_world w;
+    imp_stats st;
+    imp_gc_report gc;
+    int rc = imp_world_open(&w, at, NULL, NULL);
+    take(&t, rc);
+    t.whole = rc == 0;
+    if (rc < 0) return t;
+    int64_t n = imp_world_check(&w, old, N_OLD, true);
+    take(&t, n);
+    t.whole = t.whole && n == N_OLD;
+    n = imp_world_check(&w, new, N_NEW, true);
+    take(&t, n);
+    if (n >= 0) {
+        take(&t, imp_world_commit(&w, new, N_NEW, (size_t)n, 0, NULL));
+        take(&t, imp_store_flush(w.store));
+    }
+    n = imp_world_check(&w, new, N_NEW, true);
+    take(&t, n);
+    t.whole = t.whole && n == N_NEW;
+    take(&t, imp_world_commit(&w, new + 7, N_NEW - 7, 0, 0, NULL));
+    take(&t, imp_store_flush(w.store));
+    take(&t, imp_store_gc(w.store, &gc));
+    n = imp_world_verify(&w, false, false);
+    take(&t, n);
+    t.n += n > 0;
+    t.whole = t.whole && n == 0;
+    take(&t, imp_store_stats(w.store, &st));
+    t.n += st.io_errors + st.corrupt_chunks + st.commits_failed + st.commits_refused + st.catalogue_rebuilds > 0;
+    t.n += imp_store_faults(w.store, NULL) > 0;
+    imp_world_close(&w);
+    return t;
+}
+
+static void look_after(const char *what)
+{
+    imp_world w;
+    int rc = imp_world_open(&w, at, NULL, NULL);
+    if (rc < 0) fail_msg("%s: reopening: %s", what, imp_last_error());
+    int64_t n = imp_world_verify(&w, false, true);
+    if (n != 0) fail_msg("%s: %lld findings", what, (long long)n);
+    n = imp_world_check(&w, old, N_OLD, true);
+    if (n != N_OLD) fail_msg("%s: %lld of old", what, (long long)n);
+    n = imp_world_check(&w, new, N_NEW, true);
+    assert_true(n >= 0);
+    assert_int_equal(imp_world_commit(&w, new, N_NEW, (size_t)n, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    assert_int_equal(imp_world_check(&w, new, N_NEW, true), N_NEW);
+    assert_int_equal(imp_store_faults(w.store, NULL), 0);
+    imp_world_close(&w);
+}
+
+/* How many times the call was made to fail. */
+static unsigned one_fault(preload_kind kind, uint64_t nth, bool stay, int err)
+{
+    char what[96];
+    snprintf(what, sizeof what, "%s %llu%s: %s", preload_kind_name(kind), (unsigned long long)nth, stay ? "+" : "",
+             err ? strerror(err) : "in part");
+    copy_store();
+    preload_watch(at, NULL);
+    preload_fail(kind, nth, stay, err);
+    atomic_store(&n_lines, 0);
+    told t = live();
+    uint64_t hits = preload_hits();
+    preload_watch(NULL, NULL);
+    /* What was lost was told, to the caller or in the counters, and in the log. */
+    if (hits > 0 && !t.whole && t.n == 0) fail_msg("%s: nothing was told", what);
+    if (hits > 0 && !t.whole && atomic_load(&n_lines) == 0 && t.n == 0) fail_msg("%s: nothing was logged", what);
+    look_after(what);
+    return hits > 0;
+}
+
+static uint64_t count_calls(preload_kind kind)
+{
+    copy_store();
+    preload_watch(at, NULL);
+    preload_fail(kind, UINT64_MAX, false, EIO);
+    told t = live();
+    uint64_t n = preload_seen();
+    preload_watch(NULL, NULL);
+    assert_true(t.whole);
+    assert_int_equal(t.n, 0);
+    return n;
+}
+
+static void every_call(void **state)
+{
+    (void)state;
+    static const struct {
+        preload_kind kind;
+        int err; /* 0: in part */
+        bool stay;
+    } plan[] = {
+        {PRELOAD_OPEN, EIO, false},     {PRELOAD_OPEN, EMFILE, true},     {PRELOAD_OPEN, ENOSPC, false},
+        {PRELOAD_READ, EIO, false},     {PRELOAD_READ, EIO, true},        {PRELOAD_READ, EINTR, false},
+        {PRELOAD_READ, 0, false},       {PRELOAD_WRITE, EIO, false},      {PRELOAD_WRITE, ENOSPC, true},
+        {PRELOAD_WRITE, EROFS, true},   {PRELOAD_WRITE, EINTR, false},    {PRELOAD_WRITE, 0, false},
+        {PRELOAD_SYNC, EIO, false},     {PRELOAD_SYNC, ENOSPC, false},    {PRELOAD_TRUNCATE, EIO, false},
+        {PRELOAD_TRUNCATE, ENOSPC, true}, {PRELOAD_RENAME, EIO, false},   {PRELOAD_UNLINK, EIO, false},
+        {PRELOAD_UNLINK, EROFS, true},  {PRELOAD_MAP, ENOMEM, false},     {PRELOAD_ALL, EIO, true},
+    };
+    const char *text = getenv("IMP_FAULTS");
+    bool all = text && strcmp(text, "all") == 0;
+    imp_rng rng;
+    imp_rng_seed(&rng, imp_test_seed());
+    make_base();
+    uint64_t n_calls[PRELOAD_N_KINDS] = {0};
+    for (size_t i = 0; i < sizeof plan / sizeof plan[0]; i++) {
+        preload_kind kind = plan[i].kind;
+        if (n_calls[kind] == 0) n_calls[kind] = count_calls(kind);
+        if (n_calls[kind] == 0) fail_msg("%s: no such call", preload_kind_name(kind));
+        unsigned n_hit = 0;
+        if (all) {
+            for (uint64_t nth = 1; nth <= n_calls[kind]; nth++) {
+                n_hit += one_fault(kind, nth, plan[i].stay, plan[i].err);
+            }
+        } else {
+            for (int j = 0; j < FEW; j++) {
+                uint64_t nth = j == 0 ? 1 : 1 + imp_rng_below(&rng, n_calls[kind]);
+                n_hit += one_fault(kind, nth, plan[i].stay, plan[i].err);
+            }
+        }
+        assert_true(n_hit > 0);
+        if (all) {
+            fprintf(stderr, "%s, %s: %u of %llu calls failed\n", preload_kind_name(kind),
+                    plan[i].err ? strerror(plan[i].err) : "in part", n_hit, (unsigned long long)n_calls[kind]);
+        }
+    }
+}
+
+/* ---- while a store is open: named while it lasts, and over by itself */
+
+static void fault_and_back(preload_kind kind, int err, const char *name)
+{
+    imp_world w;
+    imp_stats st;
+    imp_fault faults[IMP_FAULTS_MAX];
+    copy_store();
+    assert_int_equal(imp_world_open(&w, at, NULL, NULL), 0);
+    assert_int_equal(imp_world_check(&w, old, N_OLD, true), N_OLD);
+    preload_watch(at, name);
+    preload_fail(kind, 1, true, err);
+    atomic_store(&n_lines, 0);
+    for (int i = 0; i < 3; i++) {
+        int64_t n = imp_world_check(&w, new, N_NEW, true);
+        assert_int_not_equal(n, IMP_WORLD_WRONG);
+        if (n >= 0) (void)imp_world_commit(&w, new, N_NEW, (size_t)n, 0, NULL);
+        assert_true(imp_store_flush(w.store) < 0);
+    }
+    assert_true(preload_hits() > 0);
+    assert_int_equal(imp_store_stats(w.store, &st), 0);
+    assert_true(st.io_errors > 0);
+    assert_int_equal(st.commits_failed, 3);
+    assert_true(atomic_load(&n_lines) > 0);
+    int n_faults = imp_store_faults(w.store, faults);
+    assert_true(n_faults > 0);
+    for (int i = 0; i < n_faults; i++) {
+        assert_true(faults[i].n > 0 && faults[i].status < 0);
+        assert_true(*faults[i].line != '\0');
+    }
+    preload_watch(NULL, NULL);
+    int64_t n = imp_world_check(&w, new, N_NEW, true);
+    assert_true(n >= 0);
+    assert_int_equal(imp_world_commit(&w, new, N_NEW, (size_t)n, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    assert_int_equal(imp_world_check(&w, new, N_NEW, true), N_NEW);
+    assert_int_equal(imp_world_check(&w, old, N_OLD, true), N_OLD);
+    assert_int_equal(imp_store_faults(w.store, NULL), 0);
+    assert_int_equal(imp_world_verify(&w, false, true), 0);
+    imp_world_close(&w);
+}
+
+static void back_by_itself(void **state)
+{
+    (void)state;
+    make_base();
+    fault_and_back(PRELOAD_WRITE, ENOSPC, "catalogue");
+    fault_and_back(PRELOAD_WRITE, EIO, "catalogue");
+    fault_and_back(PRELOAD_WRITE, EROFS, NULL);
+    fault_and_back(PRELOAD_SYNC, EIO, "catalogue");
+    fault_and_back(PRELOAD_WRITE, ENOSPC, "segments");
+    fault_and_back(PRELOAD_OPEN, EROFS, "segments");
+}
+
+/* The catalogue can't be read as the store is opened: it starts, answers as cold, and has it back later. */
+static void started_without(void **state)
+{
+    (void)state;
+    static const struct {
+        preload_kind kind;
+        int err;
+    } plan[] = {{PRELOAD_READ, EIO}, {PRELOAD_OPEN, EMFILE}, {PRELOAD_WRITE, ENOSPC}};
+    make_base();
+    for (size_t i = 0; i < sizeof plan / sizeof plan[0]; i++) {
+        imp_world w;
+        imp_fault faults[IMP_FAULTS_MAX];
+        copy_store();
+        preload_watch(at, "catalogue");
+        preload_fail(plan[i].kind, 1, true, plan[i].err);
+        int rc = imp_world_open(&w, at, NULL, NULL);
+        if (rc < 0) fail_msg("%s: %s: %s", strerror(plan[i].err), imp_status_name(rc), imp_last_error());
+        (void)imp_world_check(&w, old, N_OLD, true);
+        if (plan[i].kind != PRELOAD_WRITE) { /* what isn't written needs no room */
+            assert_int_equal(imp_world_check(&w, old, N_OLD, true), 0);
+            assert_int_equal(imp_store_faults(w.store, faults), 1);
+            assert_string_equal(faults[0].what, "catalogue");
+        }
+        preload_watch(NULL, NULL);
+        for (int tries = 0; tries < 600 && imp_world_check(&w, old, N_OLD, true) != N_OLD; tries++) usleep(50000);
+        assert_int_equal(imp_world_check(&w, old, N_OLD, true), N_OLD);
+        assert_int_equal(imp_store_faults(w.store, NULL), 0);
+        imp_world_close(&w);
+    }
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+    const struct CMUnitTest tests[] = {TEST(every_call), TEST(back_by_itself), TEST(started_without)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
