@@ -28,7 +28,7 @@ typedef struct trace_settings {
 #define AT(field) offsetof(trace_settings, field)
 static const opt options[] = {
     {"traces", 0, OPT_TEXTS, AT(traces), "FILE", "a trace; may be given several times, or as arguments", true},
-    {"policies", 0, OPT_TEXT, AT(policies), "LIST", "of lru, lfu, score, attention (default: all)", true},
+    {"policies", 0, OPT_TEXT, AT(policies), "LIST", "of lru, lfu, score, attention, aged (default: all)", true},
     {"cache", 0, OPT_TEXT, AT(cache), "LIST",
      "sizes of the cache: below 1 a share of the trace's distinct\nblocks, else blocks (default: "
      "0.02,0.05,0.1,0.2,0.4)",
@@ -60,8 +60,11 @@ typedef struct named_policy {
     imp_cache policy;
 } named_policy;
 
-static const named_policy known[] = {
-    {"lru", IMP_CACHE_LRU}, {"lfu", IMP_CACHE_LFU}, {"score", IMP_CACHE_SCORE}, {"attention", IMP_CACHE_ATTENTION}};
+static const named_policy known[] = {{"lru", IMP_CACHE_LRU},
+                                     {"lfu", IMP_CACHE_LFU},
+                                     {"score", IMP_CACHE_SCORE},
+                                     {"attention", IMP_CACHE_ATTENTION},
+                                     {"aged", IMP_CACHE_AGED}};
 
 typedef struct trace_plan {
     const trace_settings *s;
@@ -87,7 +90,8 @@ static int plan_make(trace_plan *p)
         size_t i = 0;
         while (i < sizeof known / sizeof *known && strcmp(known[i].name, item) != 0) i++;
         if (i == sizeof known / sizeof *known || p->n_policies == MAX_POLICIES)
-            return opt_misuse(&bench_trace_command, "--policies: `%s` is not one of lru, lfu, score, attention", item);
+            return opt_misuse(&bench_trace_command, "--policies: `%s` is not one of lru, lfu, score, attention, aged",
+                              item);
         p->policies[p->n_policies++] = known[i];
     }
     for (const char *at = p->s->cache; next_item(&at, item);) {
@@ -253,7 +257,7 @@ static int run_trace(const trace_plan *p, const char *path, const replay_pattern
 
 int bench_trace(int argc, char **argv)
 {
-    trace_settings s = {.policies = "lru,lfu,score,attention", .cache = "0.02,0.05,0.1,0.2,0.4", .retention = 0.25,
+    trace_settings s = {.policies = "lru,lfu,score,attention,aged", .cache = "0.02,0.05,0.1,0.2,0.4", .retention = 0.25,
                         .chunk = 64, .seed = 1};
     int n_positional;
     int rc = opt_parse(&bench_trace_command, argc, argv, &s, &n_positional);

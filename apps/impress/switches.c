@@ -37,7 +37,7 @@ static const struct row {
     [SWITCH_ORDER] = {"order", VALUE_NAME, FOR_ALL, {"token", "importance", "core"}, NULL, 0, 0},
     [SWITCH_REST] = {"rest", VALUE_NAME, FOR_ALL, {"raw", "q8", "k8v4", "q4", "f16"}, NULL, 0, 0}, /* f16: raw */
     [SWITCH_CHUNK] = {"chunk", VALUE_COUNT, FOR_ALL, {NULL}, "a multiple of 16 from 16 to 256", 16, 256},
-    [SWITCH_CACHE] = {"cache", VALUE_NAME, FOR_ALL, {"none", "lru", "lfu", "score", "attention"}, NULL, 0, 0},
+    [SWITCH_CACHE] = {"cache", VALUE_NAME, FOR_ALL, {"none", "lru", "lfu", "score", "attention", "aged"}, NULL, 0, 0},
     [SWITCH_PREFETCH] = {"prefetch", VALUE_NAME, FOR_ALL, {"none", "layers", "core", "chunks"}, NULL, 0, 0},
     [SWITCH_KEEP_FIRST] = {"keep-first", VALUE_COUNT, FOR_CHOOSING, {NULL}, "0 or more", 0, 1 << 30},
     [SWITCH_KEEP_LAST] = {"keep-last", VALUE_COUNT, FOR_CHOOSING, {NULL}, "0 or more", 0, 1 << 30},

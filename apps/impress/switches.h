@@ -105,7 +105,7 @@ const char *switch_rest_name(imp_rest rest);
     SWITCH_OPT(base, at, SWITCH_IDENTIFY, "identify", "HOW",                                                           \
                "how the tokens that matter are found: none, all-keys, probe,\nstatic, chunks, sketch or random"),      \
     SWITCH_OPT(base, at, SWITCH_CACHE, "cache", "POLICY",                                                              \
-               "what the host and device caches keep: none, lru, lfu, score\nor attention"),                           \
+               "what the host and device caches keep: none, lru, lfu, score,\nattention or aged"),                           \
     SWITCH_OPT(base, at, SWITCH_PREFETCH, "prefetch", "WHAT",                                                          \
                "what is read ahead: none, layers, core or chunks"),                                                    \
     SWITCH_OPT(base, at, SWITCH_KEEP_FIRST, "keep-first", "N", "always load the first N tokens (default: 0)"),         \

@@ -249,7 +249,8 @@ int imp_policy_new(imp_cache kind, uint64_t device_bytes, uint64_t host_bytes, i
                                                 [IMP_CACHE_LRU] = &imp_policy_lru,
                                                 [IMP_CACHE_LFU] = &imp_policy_lfu,
                                                 [IMP_CACHE_SCORE] = &imp_policy_score,
-                                                [IMP_CACHE_ATTENTION] = &imp_policy_attention};
+                                                [IMP_CACHE_ATTENTION] = &imp_policy_attention,
+                                                [IMP_CACHE_AGED] = &imp_policy_aged};
     *out = NULL;
     if ((size_t)kind >= sizeof all / sizeof *all) {
         return imp_fail(IMP_E_UNSUPPORTED, "cache policy %d isn't known", (int)kind);

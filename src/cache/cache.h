@@ -8,12 +8,12 @@
  * the same for each step down:
  *
  *     admit, promote    into the device tier: if what has to go for it is worth less
- *     admit, displaced  into the last tier: LRU and LFU always, score and attention if what has to go is worth less
+ *     admit, displaced  into the last tier: LRU and LFU always, the others if what has to go is worth less
  *     else              out; the disk has every chunk, so that nothing is written
  *
  * Policies sit behind one table of functions; each keeps an order in each tier, a min-heap of what chunks are worth
- * (LFU, score, attention) or a list (LRU), O(log n) or O(1) a step. Equals go by their last use or arrival in the tier,
- * the oldest first.
+ * (LFU, score, attention, aged) or a list (LRU), O(log n) or O(1) a step. Equals go by their last use or arrival in the
+ * tier, the oldest first.
  *
  *     LRU        the least recently used goes; whatever is used is worth more than what is there
  *     LFU        the one with the fewest uses goes
@@ -22,6 +22,8 @@
  *                So the first uses count in full, and an old habit is half forgotten after 5 uses.
  *     attention  the one that has got the least attention goes: the sum of the shares of all its uses, each worth half
  *                as much once every known chunk has been used 8 times since, on average
+ *     aged       score, but a use counts half as much once the chunks in the tiers have been used twice since, on
+ *                average. Chosen on the first halves of two traces, judged on the others (docs/results/trace.md)
  *     none       nothing is ever admitted
  *
  * Attention is after ContiguousKV (arXiv 2601.13631), "attention-guided cache management to retain semantically

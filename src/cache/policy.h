@@ -6,7 +6,8 @@
  * What the `share` of a use means:
  *
  *     LRU, LFU   nothing
- *     score      the share of the chunk's tokens that are important for this request: 0..1
+ *     score,     the share of the chunk's tokens that are important for this request: 0..1
+ *     aged
  *     attention  the chunk's share of the attention mass that the request's queries give to all chunks of the prefix in
  *                this layer, times the number of those chunks: 0 and up, 1 for a chunk that gets the average. So it
  *                means the same for short and long prefixes
@@ -25,7 +26,7 @@ typedef struct imp_entry {
     uint64_t key, n_bytes;
     uint64_t tick;       /* of its last use, or arrival in its tier; no two are equal */
     double rank;         /* what it is worth, as the policy counts; the lowest goes first */
-    float share;         /* score: moving average of the important share */
+    float share;         /* score, aged: moving average of the important share */
     uint32_t n_uses;     /* since the cache has known it; stops at UINT32_MAX */
     uint32_t prev, next; /* in a list; in the heap, prev is the place */
     imp_level level;
@@ -66,7 +67,7 @@ typedef struct imp_policy_ops {
 struct imp_policy {
     const imp_policy_ops *ops;
     uint64_t tick;
-    double age; /* attention: log2 of what a share of 1 counts now, beside one of long ago */
+    double age; /* attention, aged: log2 of what a share of 1, or a use, counts now, beside one of long ago */
     imp_entry *entries;
     uint32_t n_entries, free; /* allocated; list of unused ones */
     uint32_t *slots;          /* the table: index + 1, 0 for empty */
@@ -76,7 +77,8 @@ struct imp_policy {
     imp_tier_order tiers[IMP_LEVELS];
 };
 
-extern const imp_policy_ops imp_policy_lru, imp_policy_lfu, imp_policy_score, imp_policy_attention;
+extern const imp_policy_ops imp_policy_lru, imp_policy_lfu, imp_policy_score, imp_policy_attention,
+    imp_policy_aged;
 
 /* Chunks in tiers. */
 static inline uint32_t imp_policy_present(const imp_policy *p)

@@ -10,6 +10,9 @@ enum { SHARE_WINDOW = 8 };
 /* Attention: halved when each known entry has been used so many times more, on average. */
 static const double half_life_rounds = 8;
 
+/* Aged: a use counts half when the chunks in the tiers have been used so many times since, on average. */
+static const double aged_half_life_rounds = 2, least_share = 1e-6;
+
 /* ------------------------------------------------------------------------------------------------------ heap ----- */
 
 static bool goes_before(const imp_policy *p, uint32_t a, uint32_t b)
@@ -79,12 +82,25 @@ static double rank_uses(imp_policy *p, imp_entry *x, float share)
     return x->n_uses;
 }
 
+/* Take a use into the moving average. */
+static double mean_share(imp_entry *x, float share)
+{
+    if (share > 1) share = 1;
+    x->share += (share - x->share) / (float)(x->n_uses < SHARE_WINDOW ? x->n_uses : SHARE_WINDOW);
+    return x->share;
+}
+
 static double rank_score(imp_policy *p, imp_entry *x, float share)
 {
     (void)p;
-    if (share > 1) share = 1;
-    x->share += (share - x->share) / (float)(x->n_uses < SHARE_WINDOW ? x->n_uses : SHARE_WINDOW);
-    return (double)x->n_uses * (double)x->share;
+    return (double)x->n_uses * mean_share(x, share);
+}
+
+/* log2 of (2^a + 2^b) */
+static double log_sum(double a, double b)
+{
+    double most = a > b ? a : b, least = a > b ? b : a;
+    return isinf(least) ? most : most + log2(1 + exp2(least - most));
 }
 
 /* All sums decay together, so that the order of those that aren't used doesn't change and needn't be kept up: instead,
@@ -93,9 +109,15 @@ static double rank_attention(imp_policy *p, imp_entry *x, float share)
 {
     p->age += 1 / (half_life_rounds * (double)(imp_policy_present(p) + p->n_ghosts));
     if (!(share > 0)) return x->rank;
-    double more = log2((double)share) + p->age, most = more > x->rank ? more : x->rank;
-    double least = more > x->rank ? x->rank : more;
-    return most + log2(1 + exp2(least - most));
+    return log_sum(log2((double)share) + p->age, x->rank);
+}
+
+/* The same with uses in place of shares. A chunk of which nothing matters is still worth more the more it is used. */
+static double rank_aged(imp_policy *p, imp_entry *x, float share)
+{
+    p->age += 1 / (aged_half_life_rounds * (double)(imp_policy_present(p) + 1));
+    double uses = x->n_uses > 1 ? x->rank - log2((double)x->share + least_share) : -INFINITY;
+    return log_sum(p->age, uses) + log2(mean_share(x, share) + least_share);
 }
 
 const imp_policy_ops imp_policy_lfu = {.enter = ranked_enter,
@@ -121,3 +143,12 @@ const imp_policy_ops imp_policy_attention = {.enter = ranked_enter,
                                              .rank = rank_attention,
                                              .unused = -INFINITY,
                                              .selective = true};
+
+const imp_policy_ops imp_policy_aged = {.enter = ranked_enter,
+                                        .leave = ranked_leave,
+                                        .restore = ranked_enter,
+                                        .used = ranked_used,
+                                        .worst = ranked_worst,
+                                        .rank = rank_aged,
+                                        .unused = -INFINITY,
+                                        .selective = true};

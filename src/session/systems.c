@@ -20,7 +20,7 @@ static const struct {
     SYSTEM("spi", STATIC, TOKEN, LRU, LAYERS, RAW, 64),
     SYSTEM("impress-paper", PROBE, IMPORTANCE, SCORE, LAYERS, RAW, 64),
     SYSTEM("contiguous", CHUNKS, TOKEN, ATTENTION, CHUNKS, RAW, 16),
-    SYSTEM("impress", SKETCH, CORE, SCORE, CORE, RAW, 16),
+    SYSTEM("impress", SKETCH, CORE, AGED, CORE, RAW, 16),
     SYSTEM("random", RANDOM, TOKEN, LRU, LAYERS, RAW, 64),
 };
 

@@ -15,7 +15,7 @@ int imp_sim_new(imp_cache policy, uint64_t host_bytes, uint64_t device_bytes, im
 {
     if (!out) return imp_fail(IMP_E_ARG, "imp_sim_new: no room for the result");
     *out = NULL;
-    if (policy < IMP_CACHE_NONE || policy > IMP_CACHE_ATTENTION)
+    if (policy < IMP_CACHE_NONE || policy >= IMP_CACHE_OF_STORE)
         return imp_fail(IMP_E_ARG, "imp_sim_new: cache policy %d isn't known", (int)policy);
     imp_sim *s = imp_malloc(sizeof *s);
     if (!s) return imp_fail(IMP_E_NOMEM, "imp_sim_new: no memory");

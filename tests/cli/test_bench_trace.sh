@@ -14,7 +14,7 @@ cat >"$tmp/a.jsonl" <<'END'
 END
 "${trace[@]}" "$tmp/a.jsonl" --cache 5,1,0.4 --json >"$tmp/out" || fail "a small trace"
 rows "$tmp/out" "$tmp/rows"
-json_ok "$tmp/rows" 'len(d) == 12 and all(r["requests"] == 4 and r["uses"] == 10 and r["blocks"] == 5 for r in d)'
+json_ok "$tmp/rows" 'len(d) == 15 and all(r["requests"] == 4 and r["uses"] == 10 and r["blocks"] == 5 for r in d)'
 json_ok "$tmp/rows" 'all(r["chunk_tokens"] == 64 for r in d)'
 json_ok "$tmp/rows" 'all(abs(r["hit_ratio"] - .5) < 1e-9 and r["hit_ratio_of_min"] == 1 for r in d if r["cache_blocks"] == 5)'
 json_ok "$tmp/rows" 'sorted({r["cache_blocks"] for r in d}) == [1, 2, 5]'

@@ -29,7 +29,7 @@ expect 2 'system: identify: `x` is not one of none, all-keys' "${base[@]}" --sys
 expect 2 '--identify: `frob` is not one of none, all-keys, probe, static, chunks, sketch, random' "${base[@]}" --identify frob
 expect 2 '--order: .* token, importance, core' "${base[@]}" --order size
 expect 2 '--rest: .* raw, q8, k8v4, q4, f16' "${base[@]}" --rest q3
-expect 2 '--cache: .* none, lru, lfu, score, attention' "${base[@]}" --cache random
+expect 2 '--cache: .* none, lru, lfu, score, attention, aged' "${base[@]}" --cache random
 expect 2 '--prefetch: .* none, layers, core, chunks' "${base[@]}" --prefetch all
 expect 2 '--rank: .* prefill, reconstruction' "${base[@]}" --system spi --rank best
 for n in 0 8 20 272 x -16; do expect 2 '--chunk wants a multiple of 16' "${base[@]}" --chunk="$n"; done

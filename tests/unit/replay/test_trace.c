@@ -118,8 +118,8 @@ static void test_optimum(void **unused)
         bounds += bound;
         optima += best.of[3];
         static const imp_cache all[] = {IMP_CACHE_NONE, IMP_CACHE_LRU, IMP_CACHE_LFU, IMP_CACHE_SCORE,
-                                        IMP_CACHE_ATTENTION};
-        for (size_t p = 0; p < 5; p++) {
+                                        IMP_CACHE_ATTENTION, IMP_CACHE_AGED};
+        for (size_t p = 0; p < sizeof all / sizeof *all; p++) {
             replay_hits h;
             assert_int_equal(replay_policy(&s.t, all[p], capacity, s.weights, &h), 0);
             assert_true((double)h.prefix <= best.of[0] && (double)h.tier <= best.of[1] && h.prefix <= h.tier);
@@ -136,14 +136,15 @@ static void test_endless(void **unused)
     (void)unused;
     imp_rng r;
     imp_rng_seed(&r, imp_test_seed() + 1);
-    static const imp_cache all[] = {IMP_CACHE_LRU, IMP_CACHE_LFU, IMP_CACHE_SCORE, IMP_CACHE_ATTENTION};
+    static const imp_cache all[] = {IMP_CACHE_LRU, IMP_CACHE_LFU, IMP_CACHE_SCORE, IMP_CACHE_ATTENTION,
+                                    IMP_CACHE_AGED};
     for (int round = 0; round < 50; round++) {
         sample s;
         make(&s, &r, 40, 30);
         replay_hits h;
         assert_int_equal(replay_min(&s.t, 30, s.weights, &h), 0);
         assert_int_equal(h.prefix, s.t.n_uses - s.t.n_blocks);
-        for (size_t p = 0; p < 4; p++) {
+        for (size_t p = 0; p < sizeof all / sizeof *all; p++) {
             assert_int_equal(replay_policy(&s.t, all[p], 30, s.weights, &h), 0);
             assert_true(h.prefix == s.t.n_uses - s.t.n_blocks && h.tier == h.prefix);
         }

@@ -770,9 +770,9 @@ static void bad_places(void **state)
     opts.rest = IMP_REST_Q4 + 1;
     assert_int_equal(imp_store_open(sub, &opts, &store), IMP_E_ARG);
     opts.rest = IMP_REST_Q4;
-    opts.cache = IMP_CACHE_ATTENTION + 1;
+    opts.cache = IMP_CACHE_OF_STORE;
     assert_int_equal(imp_store_open(sub, &opts, &store), IMP_E_ARG);
-    opts.cache = IMP_CACHE_ATTENTION;
+    opts.cache = IMP_CACHE_AGED;
     opts.keep = 8;
     assert_int_equal(imp_store_open(sub, &opts, &store), IMP_E_ARG);
     opts.keep = 7;

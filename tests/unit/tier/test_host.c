@@ -97,7 +97,7 @@ static void random_steps(imp_cache kind, uint64_t host, uint64_t device)
 static void test_random(void **state)
 {
     (void)state;
-    for (imp_cache kind = IMP_CACHE_LRU; kind <= IMP_CACHE_ATTENTION; kind++) {
+    for (imp_cache kind = IMP_CACHE_LRU; kind < IMP_CACHE_OF_STORE; kind++) {
         for (size_t i = 0; i < N_BUDGETS; i++) random_steps(kind, budgets[i][0], budgets[i][1]);
     }
 }
@@ -149,7 +149,7 @@ static void as_the_policy_says(imp_cache kind, uint64_t host, uint64_t device)
 static void test_as_the_policy_says(void **state)
 {
     (void)state;
-    for (imp_cache kind = IMP_CACHE_LRU; kind <= IMP_CACHE_ATTENTION; kind++) {
+    for (imp_cache kind = IMP_CACHE_LRU; kind < IMP_CACHE_OF_STORE; kind++) {
         for (size_t i = 0; i < N_BUDGETS; i++) as_the_policy_says(kind, budgets[i][0], budgets[i][1]);
     }
 }
@@ -286,7 +286,7 @@ static void *hammer(void *arg)
 static void test_threads(void **state)
 {
     (void)state;
-    for (imp_cache kind = IMP_CACHE_LRU; kind <= IMP_CACHE_ATTENTION; kind++) {
+    for (imp_cache kind = IMP_CACHE_LRU; kind < IMP_CACHE_OF_STORE; kind++) {
         for (size_t b = 0; b < N_BUDGETS; b++) {
             imp_host *h;
             pthread_t threads[4];
