@@ -82,6 +82,27 @@ void common_close(void *t)
     delete static_cast<templates *>(t);
 }
 
+bool can(const void *t, const char *what)
+{
+    try {
+        const auto all = common_chat_templates_get_caps(static_cast<const templates *>(t)->ptr.get());
+        const auto it = all.find(what);
+        return it != all.end() && it->second;
+    } catch (...) {
+        return false;
+    }
+}
+
+bool common_takes_tools(const void *t)
+{
+    return can(t, "supports_tools");
+}
+
+bool common_takes_calls(const void *t)
+{
+    return can(t, "supports_tool_calls");
+}
+
 common_chat_templates_inputs inputs_of(const oai_request *r)
 {
     common_chat_templates_inputs in;
@@ -281,7 +302,8 @@ bool common_accept(struct llama_sampler *s, llama_token token)
 extern "C" const chat_way chat_way_common;
 const chat_way chat_way_common = {
     true,          true,
-    true,          common_open,
+    common_takes_tools, common_takes_calls,
+    common_open,
     common_close,  common_render,
     common_parser_free, common_parse,
     common_grammar_of,  common_accept,

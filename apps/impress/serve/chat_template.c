@@ -170,7 +170,7 @@ int chat_template_open_way(const chat_way *way, const struct llama_model *model,
     t->capabilities = (chat_capabilities){
         .chat = chat,
         .jinja = chat && way->jinja,
-        .tools = chat && way->tools,
+        .tools = chat && way->takes_tools && way->takes_tools(t->templates),
         .schema = way->schema,
         .plain = !source && !llama_model_chat_template(model, NULL),
     };
@@ -466,12 +466,25 @@ static int no_memory(oai_error *e)
     return oai_fail(e, 500, NULL, NULL, "the server is out of memory");
 }
 
+/* A template without a place for tools would leave them out, and without one for calls those. */
+static int check_tools(const chat_template *t, const oai_request *r, oai_error *e)
+{
+    const chat_way *way = t->way;
+    if (r->tool_choice != OAI_TOOLS_NONE && way->takes_tools && !way->takes_tools(t->templates))
+        return oai_fail(e, 400, "unsupported_value", "tools", "this model's chat template knows no tools");
+    for (size_t i = 0; way->takes_calls && i < r->n_messages; i++)
+        if (r->messages[i].n_tool_calls > 0 && !way->takes_calls(t->templates))
+            return oai_fail(e, 400, "unsupported_value", "messages", "this model's chat template knows no tool calls");
+    return 0;
+}
+
 static int plan_chat(const chat_template *t, const oai_request *r, chat_plan *p, oai_error *e)
 {
     if (!t->templates) {
         *e = t->why;
         return -1;
     }
+    if (check_tools(t, r, e) != 0) return -1;
     int rc = -1;
     disguise d;
     oai_request disguised = *r;

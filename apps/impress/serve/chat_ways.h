@@ -45,7 +45,10 @@ typedef struct chat_parsed {
 } chat_parsed;
 
 typedef struct chat_way {
-    bool jinja, tools, schema;
+    bool jinja, schema;
+    /* Whether the template has a place for tools, and one for calls of them. NULL: no template has. */
+    bool (*takes_tools)(const void *templates);
+    bool (*takes_calls)(const void *templates);
     /* NULL `source`: the model's template. */
     int (*open)(const struct llama_model *model, const char *source, void **out, oai_error *e);
     void (*close)(void *templates);

@@ -590,6 +590,27 @@ static void test_odd_schemas(void **unused)
     llama_model_free(m);
 }
 
+/* Tools that the template would leave out, and so the model never sees. */
+static void test_template_without_tools(void **unused)
+{
+    (void)unused;
+    struct llama_model *m = make_model(plain_template, false);
+    chat_template *t = open_way(&chat_way_common, m, NULL);
+    chat_capabilities c = chat_template_capabilities(t);
+    assert_true(c.chat && c.jinja && !c.tools && c.schema);
+    refuse_plan(t, true, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":[" TOOL "]}", "no tools");
+    refuse_plan(t, true,
+                "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"tool_calls\":[{\"id\":"
+                "\"1\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}]},{\"role\":\"tool\","
+                "\"tool_call_id\":\"1\",\"content\":\"r\"}]}",
+                "no tool calls");
+    chat_plan_free(make_plan(t, true,
+                             "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tool_choice\":\"none\","
+                             "\"tools\":[" TOOL "]}"));
+    chat_template_close(t);
+    llama_model_free(m);
+}
+
 static void test_tools(void **unused)
 {
     (void)unused;
@@ -708,6 +729,7 @@ int main(void)
 #if IMPRESS_HAVE_LLAMA_COMMON
         cmocka_unit_test(test_schema),
         cmocka_unit_test(test_odd_schemas),
+        cmocka_unit_test(test_template_without_tools),
         cmocka_unit_test(test_tools),
         cmocka_unit_test(test_reasoning),
         cmocka_unit_test(test_template_complains),
