@@ -52,6 +52,11 @@ json_t *report_json(const app_row *row, const char *model)
     bad |= json_object_set_new(o, "model", report_text(model));
     bad |= json_object_set_new(o, "retention", json_real(row->retention));
     bad |= json_object_set_new(o, "way", json_string(way_name(r->way)));
+    bad |= json_object_set_new(o, "reason", json_string(imp_llama_reason_name(r->reason)));
+    if (r->expected_ns[IMP_LLAMA_WAY_COMPUTED])
+        bad |= json_object_set_new(o, "expected_ms", json_pack("{s:f,s:f,s:f}", "computed", (double)r->expected_ns[0] / 1e6,
+                                                               "whole", (double)r->expected_ns[1] / 1e6, "partial",
+                                                               (double)r->expected_ns[2] / 1e6));
     bad |= json_object_set_new(o, "ttft_ms", timed ? ms(row->ttft_ns) : json_null());
     bad |= json_object_set_new(o, "match_ms", ms(r->match_ns));
     bad |= json_object_set_new(o, "identify_ms", ms(r->identify_ns));
@@ -110,6 +115,10 @@ void report_line(const app_row *row)
     fprintf(stderr, "[%zu tokens of prompt: %zu matched, %zu loaded, %zu computed; %s read for KV of %s]\n",
             row->prompt_tokens, r->matched_tokens, r->loaded_tokens, r->query_tokens, text_bytes(r->bytes_read, read),
             text_bytes(r->bytes_full, full));
+    if (r->expected_ns[IMP_LLAMA_WAY_COMPUTED])
+        fprintf(stderr, "[%s (%s): expected %.1f ms to compute, %.1f whole, %.1f in part]\n", way_name(r->way),
+                imp_llama_reason_name(r->reason), (double)r->expected_ns[0] / 1e6, (double)r->expected_ns[1] / 1e6,
+                (double)r->expected_ns[2] / 1e6);
     if (r->n_fallback)
         fprintf(stderr, "[%u of %u layers went by all keys%s]\n", r->n_fallback, r->n_selected,
                 r->n_fallback == r->n_selected ? ": the prefix was stored without what this system identifies by" : "");

@@ -19,7 +19,7 @@ typedef struct run_settings {
     double retention; /* RETENTION_DEFAULT: not given */
     double temperature;
     uint64_t n_answer, n_ctx, n_threads, n_batch, n_ubatch, seed;
-    bool compare, json, raw, store_derived, verbose;
+    bool compare, json, raw, store_derived, adaptive, verbose;
 } run_settings;
 
 #define AT(member) offsetof(run_settings, member)
@@ -35,6 +35,8 @@ static const opt options[] = {
      "`impress systems` lists them (default: " DEFAULT_SYSTEM ")", false},
     {"retention", 'r', OPT_REAL, AT(retention), "SHARE",
      "share of the prefix's tokens that each layer gets, over 0\nto 1 (default: 0.25 for systems that choose)", false},
+    {"adaptive", 0, OPT_FLAG, AT(adaptive), NULL,
+     "load in part only where that looks quickest, else whole, and\ncompute what is stored where that looks quicker", false},
     {"n-predict", 'n', OPT_COUNT, AT(n_answer), "N", "length of the answer, tokens (default: 128)", false},
     {"compare", 0, OPT_FLAG, AT(compare), NULL,
      "ask by recompute, full load and the system, and print\nthe figures side by side", true},
@@ -88,6 +90,7 @@ static int make_system(const char *name, const run_settings *s, const switch_set
     imp_llama_request_init(&out->request);
     app_system_request(&out->system, &out->request);
     out->request.store_derived = s->store_derived;
+    out->request.adaptive = s->adaptive;
     return 0;
 }
 
@@ -295,6 +298,7 @@ static int compare(run *r)
     int rc = make_system("recomp", r->s, NULL, &systems[n_systems++]);
     if (rc == 0) rc = make_system("as", r->s, &full, &systems[n_systems++]);
     if (rc) return rc;
+    systems[1].request.adaptive = false; /* a full load, whatever it costs */
     if (strcmp(r->system.system.name, systems[1].system.name) && !r->system.system.recompute)
         systems[n_systems++] = r->system;
 

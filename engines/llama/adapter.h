@@ -3,6 +3,7 @@
  *     api.c       the public calls that aren't decode
  *     decode.c    a batch, cut into what passes through and what needs a pass of its own; the outputs of both
  *     pass.c      one sequence over a load: place cells, fill them while it computes, try again when a read fails
+ *     adapt.c     is it quicker to compute, to load, or to load a part?
  *     sequence.c  what each virtual sequence holds
  *     save.c      rows of new tokens on their way into the store
  *     queries.c   the last queries of a prompt, which go with them
@@ -25,6 +26,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "adapt.h"
 #include "impress/llama.h"
 
 #define LC_NO_CELL UINT32_MAX
@@ -109,6 +111,8 @@ typedef struct lc_hook {
     size_t n_muted, cap_muted;
 
     lc_fill_fn fill;
+    uint64_t fill_ns;       /* it took so far, in this pass */
+    uint64_t pass_ns;       /* the last pass took, all in all */
     void *fill_user;
     bool fill_once;         /* only in the first ubatch */
     size_t n_visible;       /* cells that the first token must see, its own included; 0: not checked */
@@ -237,6 +241,13 @@ void lc_pass_drop(imp_llama *ctx, llama_seq_id id);
 /* The last `most` rows of a layer's queries, in memory that can be read; valid until the next call. */
 int lc_pass_query(imp_llama *ctx, const struct ggml_tensor *attention, size_t most, imp_query *out);
 
+/* Sets ctx->ops, from the sites. */
+void lc_pass_measure(imp_llama *ctx);
+
+/* The pass that just went well computed `n` tokens of one sequence, the first of which attended to `cells`: its time
+ * tells how quick the model is. */
+void lc_pass_note(imp_llama *ctx, size_t n, size_t cells, bool guess);
+
 /* One more token in a batch of single sequences. */
 void lc_pass_put(struct llama_batch *b, llama_token token, llama_pos pos, llama_seq_id id, bool output);
 
@@ -300,6 +311,12 @@ struct imp_llama {
     bool shift_pending; /* llama.cpp will run a graph of its own at the next decode */
     lc_hook hook;
     lc_probe probe;
+
+    lc_ops ops;         /* what the model takes */
+    lc_speed speed;     /* and how long that is */
+    double place_ns;    /* moving averages: to take a cell */
+    double identify_ns; /* to choose, a token of the prefix and layer */
+    double gather_ns[2]; /* to fill a cell of a layer; [1]: of a selection */
 
     lc_seq *seqs;      /* [n_seq_max] */
     struct llama_batch work; /* [n_batch], for passes */

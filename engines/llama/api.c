@@ -254,6 +254,13 @@ int imp_llama_set_request(imp_llama *ctx, llama_seq_id seq, const imp_llama_requ
     return rc;
 }
 
+const char *imp_llama_reason_name(int reason)
+{
+    static const char *const names[] = {"asked", "nothing stored", "can't be in part", "a load failed", "no times yet",
+                                        "quicker", "whole costs no more"};
+    return reason >= 0 && (size_t)reason < sizeof names / sizeof *names ? names[reason] : "?";
+}
+
 int imp_llama_get_report(imp_llama *ctx, llama_seq_id seq, imp_llama_report *out)
 {
     *out = (imp_llama_report){0};

@@ -232,6 +232,9 @@ static int32_t run_together(imp_llama *ctx, const struct llama_batch *b)
     lc_queries_begin(ctx, b, NULL, 0);
     int32_t rc = lc_hook_decode(ctx, *b, LC_HOOK_WATCH, &error);
     lc_queries_end(ctx, rc == 0 && !error);
+    const lc_seq *only = &ctx->seqs[seq_of(b, 0)];
+    if (rc == 0 && only->n_share == (size_t)b->n_tokens && only->state != LC_SEQ_ALIEN)
+        lc_pass_note(ctx, only->n_share, (only->partial ? only->n_placed - only->n_loaded : 0) + only->n_before + 1, false);
     if (rc == 0) note_passed(ctx, b, !error);
     return rc;
 }

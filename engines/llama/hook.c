@@ -108,7 +108,9 @@ static void fill(imp_llama *ctx, const struct ggml_tensor *attention)
     } else if (h->layer == 0 && h->n_ubatches == 1 && h->n_visible) {
         rc = check_visible(ctx, attention);
     }
+    uint64_t start = lc_now_ns();
     if (!rc) rc = h->fill(ctx, h->fill_user, h->layer, attention);
+    h->fill_ns += lc_now_ns() - start;
     if (rc < 0) fail(h, rc);
 }
 
@@ -185,8 +187,11 @@ int32_t lc_hook_decode(imp_llama *ctx, struct llama_batch batch, lc_hook_mode mo
     h->error = 0;
     h->stop = h->armed = h->taking = false;
     h->layer = h->n_ubatches = h->n_cells = h->first_row = 0;
+    h->fill_ns = 0;
 
+    uint64_t start = lc_now_ns();
     int32_t rc = llama_decode(ctx->lctx, batch);
+    h->pass_ns = lc_now_ns() - start;
 
     unmute(h);
     if (rc == 0 && !h->error) check_filled(ctx);

@@ -28,20 +28,34 @@ typedef struct plan {
 } plan;
 
 /* On a CPU llama.cpp computes attention in tiles for CPU_TILE queries and more. For fewer, one operation takes some
- * SLOWER times as long (measured: 12). So it may be quicker to compute more tokens; weights count either way. */
+ * SLOWER times as long (measured: 12). */
+enum { CPU_TILE = LC_TILE, SLOWER = 12 };
+
+static bool has_tiles(const imp_llama *ctx)
+{
+    const lc_site *sites = ctx->sites;
+    return ctx->host && ctx->n_ubatch >= CPU_TILE && sites[0].k->type == GGML_TYPE_F16 &&
+           sites[0].v->type == GGML_TYPE_F16;
+}
+
+void lc_pass_measure(imp_llama *ctx)
+{
+    lc_ops ops = {.weights = 2 * (double)llama_model_n_params(ctx->model), .slower = has_tiles(ctx) ? SLOWER : 1};
+    for (size_t l = 0; l < ctx->n_sites; l++) {
+        const lc_site *site = &ctx->sites[l];
+        ops.attention += 2.0 * site->n_heads * (site->shape.head_dim_k + site->shape.head_dim_v);
+    }
+    ctx->ops = ops;
+}
+
+/* So it may be quicker to compute more tokens; weights count either way. */
 static size_t widen(const imp_llama *ctx, size_t n, size_t prefix)
 {
-    enum { CPU_TILE = 64, SLOWER = 12 };
-    const lc_site *sites = ctx->sites;
     size_t n_query = n - prefix;
-    bool tiles = ctx->widen_query && ctx->host && ctx->n_ubatch >= CPU_TILE && sites[0].k->type == GGML_TYPE_F16 &&
-                 sites[0].v->type == GGML_TYPE_F16;
+    bool tiles = ctx->widen_query && has_tiles(ctx);
     if (!tiles || n_query >= CPU_TILE || n < CPU_TILE + LC_MIN_PREFIX) return prefix;
 
-    double weights = 2 * (double)llama_model_n_params(ctx->model), attention = 0; /* operations for one token */
-    for (size_t l = 0; l < ctx->n_sites; l++) {
-        attention += 2.0 * sites[l].n_heads * (sites[l].shape.head_dim_k + sites[l].shape.head_dim_v) * (double)n;
-    }
+    double weights = ctx->ops.weights, attention = ctx->ops.attention * (double)n; /* operations for one token */
     bool quicker = CPU_TILE * (weights + attention) < (double)n_query * (weights + SLOWER * attention);
     return quicker ? n - CPU_TILE : prefix;
 }
@@ -53,28 +67,84 @@ size_t imp_llama_query_start(const imp_llama *ctx, size_t n_tokens, size_t n_sto
     return ctx->space ? widen(ctx, n_tokens, n_stored) : n_stored;
 }
 
-static plan make_plan(const imp_llama *ctx, const lc_seq *s, bool whole, size_t n_min_computed)
+static plan plan_whole(const imp_llama *ctx, const lc_seq *s, bool exactly, size_t n_min_computed)
+{
+    plan p = {.prefix = s->n_leased, .opts = s->request.load};
+    p.opts.switches.identify = IMP_IDENTIFY_NONE;
+    p.opts.retention = 1;
+    if (p.prefix > s->n - n_min_computed) p.prefix = s->n - n_min_computed;
+    if (!exactly) p.prefix = widen(ctx, s->n, p.prefix);
+    if (p.prefix < LC_MIN_PREFIX) p.prefix = 0;
+    return p;
+}
+
+/* False: it can't be loaded in part, or needn't. */
+static bool plan_part(const imp_llama *ctx, const lc_seq *s, plan *out)
 {
     const imp_llama_request *r = &s->request;
-    plan p = {.prefix = s->n_leased};
-    p.opts = r->load;
-    bool selects = !whole && ctx->fit == IMP_LLAMA_FIT_FULL && r->load.switches.identify != IMP_IDENTIFY_NONE &&
+    bool selects = ctx->fit == IMP_LLAMA_FIT_FULL && r->load.switches.identify != IMP_IDENTIFY_NONE &&
                    r->load.retention < 1;
-    if (selects && s->n > ctx->min_query) {
-        size_t prefix = p.prefix, most = s->n - ctx->min_query;
-        if (prefix > most) prefix = most;
-        size_t k = (size_t)ceil(r->load.retention * (double)prefix);
-        p.partial = prefix >= MIN_PARTIAL && k < prefix;
-        if (p.partial) p.prefix = prefix;
+    if (!selects || s->n <= ctx->min_query) return false;
+    size_t most = s->n - ctx->min_query;
+    *out = (plan){.prefix = s->n_leased < most ? s->n_leased : most, .partial = true, .opts = r->load};
+    size_t k = (size_t)ceil(r->load.retention * (double)out->prefix);
+    return out->prefix >= MIN_PARTIAL && k < out->prefix;
+}
+
+/* How long a plan takes: reads go on while the model computes, the rest doesn't. Negative: it isn't known. */
+static double expect(const imp_llama *ctx, const lc_seq *s, const plan *p)
+{
+    size_t n = s->n - p->prefix, batch = ctx->n_ubatch < ctx->n_batch ? ctx->n_ubatch : ctx->n_batch, k = p->prefix;
+    imp_load_guess g = {0};
+    if (p->prefix && imp_load_estimate(s->lease, &p->opts, &g) < 0) return -1;
+    if (p->partial) k = g.n_tokens < p->prefix ? g.n_tokens : p->prefix;
+    double compute = lc_speed_expect(&ctx->speed, &ctx->ops, n, k + 1, batch);
+    if (compute < 0 || !p->prefix) return compute;
+    double passes = p->partial ? (double)((n + batch - 1) / batch) : 1; /* each selects for itself */
+    double layers = (double)ctx->n_sites, read = passes * (double)g.read_ns;
+    double other = ctx->place_ns * (double)k + passes * layers * ctx->gather_ns[p->partial] * (double)k;
+    if (p->partial) other += passes * layers * ctx->identify_ns * (double)p->prefix;
+    return (compute > read ? compute : read) + other;
+}
+
+/* The quickest of what can be done. False: nothing is known of the times. */
+static bool adapt(const imp_llama *ctx, lc_seq *s, const plan *whole, const plan *part, plan *out)
+{
+    const plan computed = {.prefix = 0, .opts = whole->opts};
+    double none = expect(ctx, s, &computed), all = expect(ctx, s, whole), some = part ? expect(ctx, s, part) : HUGE_VAL;
+    if (none < 0 || all < 0 || some < 0) return false;
+    imp_llama_report *r = &s->report;
+    const lc_times t = {none, whole->prefix ? all : HUGE_VAL, some};
+    lc_choice choice = lc_choose(&t);
+    *out = choice == LC_COMPUTE ? computed : choice == LC_WHOLE ? *whole : *part;
+    r->expected_ns[IMP_LLAMA_WAY_COMPUTED] = (uint64_t)none;
+    r->expected_ns[IMP_LLAMA_WAY_WHOLE] = whole->prefix ? (uint64_t)all : 0;
+    r->expected_ns[IMP_LLAMA_WAY_PARTIAL] = part ? (uint64_t)some : 0;
+    bool hardly = choice == LC_WHOLE && some < all;
+    r->reason = hardly ? IMP_LLAMA_REASON_FREE : IMP_LLAMA_REASON_QUICKER;
+    return true;
+}
+
+/* `exactly`: all of it, as it is stored, outside of a request. */
+static plan make_plan(const imp_llama *ctx, lc_seq *s, bool exactly, size_t n_min_computed)
+{
+    const imp_llama_request *r = &s->request;
+    bool asked = r->load.switches.identify != IMP_IDENTIFY_NONE && r->load.retention < 1;
+    plan part, out, whole = plan_whole(ctx, s, exactly, n_min_computed);
+    bool can_part = !exactly && plan_part(ctx, s, &part);
+    if (exactly) return whole;
+    bool failed = s->report.retries > 0;
+    s->report.reason = failed ? IMP_LLAMA_REASON_FAILED : IMP_LLAMA_REASON_ASKED;
+    if (can_part ? part.prefix == 0 : whole.prefix == 0) {
+        if (!failed) s->report.reason = IMP_LLAMA_REASON_NOTHING;
+        return whole;
     }
-    if (!p.partial) {
-        p.opts.switches.identify = IMP_IDENTIFY_NONE;
-        p.opts.retention = 1;
-        if (p.prefix > s->n - n_min_computed) p.prefix = s->n - n_min_computed;
-        if (!whole) p.prefix = widen(ctx, s->n, p.prefix);
-        if (p.prefix < LC_MIN_PREFIX) p.prefix = 0;
+    if (asked && !can_part && !failed) s->report.reason = IMP_LLAMA_REASON_CANNOT;
+    if (r->adaptive && !failed && s->lease) {
+        if (adapt(ctx, s, &whole, can_part ? &part : NULL, &out)) return out;
+        s->report.reason = IMP_LLAMA_REASON_UNKNOWN;
     }
-    return p;
+    return can_part ? part : whole;
 }
 
 /* ---- filling */
@@ -128,13 +198,30 @@ static int fill_now(imp_llama *ctx, lc_seq *s)
     return rc;
 }
 
-static void end_load(lc_seq *s)
+static void average(double *old, double x)
+{
+    const double newest = 0.3;
+    *old = *old > 0 ? *old + newest * (x - *old) : x;
+}
+
+/* What a load took of the time that isn't hidden. `passes` over all layers went well. */
+static void learn(imp_llama *ctx, const lc_seq *s, const imp_load_stats *st)
+{
+    double layers = (double)ctx->n_sites, rows = layers * (double)s->n_placed;
+    double passes = st->n_selected ? (double)st->n_selected / layers : 1;
+    if (passes < 1 || s->n_placed == 0 || s->n_loaded == 0) return; /* it was broken off */
+    average(&ctx->gather_ns[s->partial], (double)st->gather_ns / passes / rows);
+    if (s->partial) average(&ctx->identify_ns, (double)st->identify_ns / passes / (layers * (double)s->n_loaded));
+}
+
+static void end_load(imp_llama *ctx, lc_seq *s)
 {
     if (s->load) {
         imp_load_stats st;
         imp_llama_report *r = &s->report;
         imp_load_end(s->load, &st);
         s->load = NULL;
+        learn(ctx, s, &st);
         r->identify_ns += st.identify_ns;
         r->io_wait_ns += st.io_wait_ns;
         r->gather_ns += st.gather_ns;
@@ -150,6 +237,25 @@ static void end_load(lc_seq *s)
 }
 
 /* ---- decoding */
+
+void lc_pass_note(imp_llama *ctx, size_t n, size_t cells, bool guess)
+{
+    enum { LEAST = 8 }; /* tokens: less is an answer's, which reads all weights for one */
+    const lc_hook *h = &ctx->hook;
+    size_t most = ctx->n_ubatch;
+    double ns = h->pass_ns > h->fill_ns ? (double)(h->pass_ns - h->fill_ns) : 0;
+    if (n < LEAST || most == 0) return;
+    if (n <= most) {
+        lc_speed_note(&ctx->speed, &ctx->ops, n, cells, ns, guess);
+        return;
+    }
+    double all = 0; /* several ubatches: each has its part, by its operations */
+    for (size_t done = 0; done < n; done += most)
+        all += lc_ops_of(&ctx->ops, n - done < most ? n - done : most, cells + done);
+    for (size_t done = 0; done + most <= n; done += most)
+        lc_speed_note(&ctx->speed, &ctx->ops, most, cells + done,
+                      ns * lc_ops_of(&ctx->ops, most, cells + done) / all, guess);
+}
 
 void lc_pass_put(struct llama_batch *b, llama_token token, llama_pos pos, llama_seq_id id, bool output)
 {
@@ -176,6 +282,7 @@ int32_t lc_pass_place(imp_llama *ctx, llama_seq_id id, llama_pos end, size_t k, 
 {
     size_t most = ctx->n_ubatch < ctx->n_batch ? ctx->n_ubatch : ctx->n_batch;
     int32_t rc = settle(ctx, id);
+    uint64_t start = lc_now_ns();
     for (size_t i = 0; i < k && rc == 0;) {
         size_t n = k - i < most ? k - i : most;
         int error;
@@ -186,6 +293,7 @@ int32_t lc_pass_place(imp_llama *ctx, llama_seq_id id, llama_pos end, size_t k, 
         if (rc == 0) memcpy(cells + i, ctx->hook.cells, n * sizeof *cells);
         i += n;
     }
+    if (rc == 0 && k > 0) average(&ctx->place_ns, (double)(lc_now_ns() - start) / (double)k);
     if (rc != 0) llama_memory_seq_rm(ctx->memory, id, -1, -1);
     return rc;
 }
@@ -215,6 +323,7 @@ static int32_t decode_span(imp_llama *ctx, llama_seq_id id, size_t from, size_t 
         int32_t rc = lc_hook_decode(ctx, ctx->work, mode, error);
         lc_queries_end(ctx, rc == 0 && !*error);
         if (rc != 0 || (*error && mode != LC_HOOK_WATCH)) return rc;
+        lc_pass_note(ctx, n, (mode == LC_HOOK_FILL ? s->n_placed + (first - s->n_loaded) : first) + 1, false);
         if (!*error) lc_seq_set_cells(s, first, h->cells, n);
         *error = 0; /* one that was only watched is good; what isn't known of its cells isn't stored */
         if (s->exact == first) s->exact = first + n;
@@ -283,7 +392,7 @@ static int32_t try_once(imp_llama *ctx, llama_seq_id id, const plan *p, bool now
 void lc_pass_drop(imp_llama *ctx, llama_seq_id id)
 {
     lc_seq *s = &ctx->seqs[id];
-    end_load(s);
+    end_load(ctx, s);
     llama_memory_seq_rm(ctx->memory, id, -1, -1);
     lc_seq_note(s);
 }
@@ -340,7 +449,7 @@ int32_t lc_pass_run(imp_llama *ctx, llama_seq_id id, size_t n_batch, const int32
         return 0; /* still nothing that has to be computed */
     }
     if (s->state == LC_SEQ_NOTED) rc = run(ctx, id, n0 + first_output, false, n_batch, outputs, tries);
-    if (rc == 0 && (first_output < n_batch || !s->partial)) end_load(s);
+    if (rc == 0 && (first_output < n_batch || !s->partial)) end_load(ctx, s);
     return rc;
 }
 
@@ -355,6 +464,6 @@ int32_t lc_pass_whole(imp_llama *ctx, llama_seq_id id)
     lc_seq_match(ctx, s, s->n);
     int32_t rc = run(ctx, id, s->n, true, 0, NULL, 0);
     s->request.use_derived = use_derived;
-    end_load(s);
+    end_load(ctx, s);
     return rc;
 }

@@ -324,6 +324,8 @@ static int try_out(imp_llama *ctx, check *c)
                     ggml_backend_buffer_is_host(ctx->sites[l].v->buffer);
     }
     rc = decode_part(ctx, c, CHECK_PREFIX, CHECK_TOKENS, true, LC_HOOK_WATCH);
+    lc_pass_measure(ctx);
+    if (!rc) lc_pass_note(ctx, CHECK_TOKENS - CHECK_PREFIX, CHECK_PREFIX + 1, true); /* until there is something to do */
     if (!rc) rc = keep_rows(ctx, c);
     if (rc < 0) return rc;
     for (size_t i = 0; i < CHECK_PREFIX; i++) c->order[i] = i;

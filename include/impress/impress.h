@@ -473,6 +473,19 @@ int imp_load_begin(imp_lease *lease, const imp_load_opts *opts, imp_load **out);
 /* Tokens each layer gets: k = ceil(retention x n), of the n that the lease covers; all n with IMP_IDENTIFY_NONE. */
 size_t imp_load_count(const imp_load *load);
 
+/* What a load would take, before it begins: a guess, by the chunks that tiers hold, by what the store's disk costs
+ * (imp_store_calibrate(), read_bytes_per_s) and by what loads of this handle took so far. */
+typedef struct imp_load_guess {
+    size_t n_tokens;     /* each layer gets so many: imp_load_count(); with `mass` at most so many */
+    uint64_t bytes_read; /* from disk */
+    uint64_t bytes_held; /* from the tiers, or a store in memory */
+    uint64_t n_reads;
+    uint64_t read_ns;    /* how long these reads take by themselves */
+} imp_load_guess;
+
+/* Costs some microseconds, and reads nothing. Errors as imp_load_begin(). */
+int imp_load_estimate(imp_lease *lease, const imp_load_opts *opts, imp_load_guess *out);
+
 /* The new tokens' queries in one layer, after RoPE and whatever else the engine does before the dot product. */
 typedef struct imp_query {
     const float *q;         /* element (row r, head h, dim d) at q[r * row_stride + h * head_stride + d]; with values

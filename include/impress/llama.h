@@ -47,6 +47,9 @@ typedef struct imp_llama_request {
     bool store_new;          /* store what is computed over exact KV */
     bool store_derived;      /* and what isn't, marked as derived */
     bool use_derived;        /* derived entries will do */
+    bool adaptive;           /* load in part only where that looks quickest, else whole, and compute what is stored where
+                                that looks quicker than loading it (docs/llama.md). Goes by what passes of this context
+                                and loads of its store took; until one was timed, as without it */
 } imp_llama_request;
 
 typedef struct imp_llama_params {
@@ -180,6 +183,20 @@ typedef enum imp_llama_way {
     IMP_LLAMA_WAY_PARTIAL = 2   /* the tokens that matter were loaded */
 } imp_llama_way;
 
+/* Why it went that way. */
+typedef enum imp_llama_reason {
+    IMP_LLAMA_REASON_ASKED = 0,    /* as the request says */
+    IMP_LLAMA_REASON_NOTHING = 1,  /* nothing that is long enough is stored, or the store isn't used */
+    IMP_LLAMA_REASON_CANNOT = 2,   /* too short a prefix, or another fit, than a load in part takes */
+    IMP_LLAMA_REASON_FAILED = 3,   /* a load failed before */
+    IMP_LLAMA_REASON_UNKNOWN = 4,  /* adaptive, but no time is known yet: as the request says */
+    IMP_LLAMA_REASON_QUICKER = 5,  /* adaptive: the others looked slower */
+    IMP_LLAMA_REASON_FREE = 6      /* adaptive: whole, as a part would be hardly quicker */
+} imp_llama_reason;
+
+/* A reason in words, "whole costs no more". Static storage; any int is accepted. */
+const char *imp_llama_reason_name(int reason);
+
 /* What the last prompt of a sequence took, from its first token to its first output. */
 typedef struct imp_llama_report {
     imp_llama_way way;
@@ -194,6 +211,9 @@ typedef struct imp_llama_report {
     double mass;
     uint32_t n_selected, n_fallback; /* as in imp_load_stats */
     uint32_t retries;       /* passes thrown away because a read failed */
+    imp_llama_reason reason;
+    uint64_t expected_ns[3]; /* adaptive: by imp_llama_way, what each was thought to take; 0: it wasn't asked, or can't
+                                be had */
 } imp_llama_report;
 
 /* The first token that is computed when of a prompt of `n_tokens` the first `n_stored` are loaded whole: n_stored, or

@@ -24,6 +24,8 @@ struct imp_session {
     imp_channel *idle;
     unsigned n_idle;
     imp_read_costs costs;
+    imp_habits habits[IMP_IDENTIFY_RANDOM + 1];
+    double pace; /* 0: not known */
 };
 
 /* Of an ordinary SSD, until it is measured. */
@@ -137,6 +139,16 @@ int imp_tier_take(imp_session *session, imp_cache policy, imp_tier **out)
     tier_free(idle);
     if (warn) imp_log(IMP_LOG_INFO, "host tier: emptied by a request with another policy");
     return rc;
+}
+
+bool imp_tier_look(imp_session *session, imp_cache policy, imp_tier **out)
+{
+    pthread_mutex_lock(&session->mutex);
+    imp_tier *t = session->tier;
+    *out = t && t->policy == policy ? t : NULL;
+    if (*out) t->n_users++;
+    pthread_mutex_unlock(&session->mutex);
+    return *out != NULL;
 }
 
 void imp_tier_give(imp_session *session, imp_tier *tier)
@@ -281,5 +293,47 @@ void imp_session_set_costs(imp_session *session, const imp_read_costs *costs)
 {
     pthread_mutex_lock(&session->mutex);
     session->costs = *costs;
+    pthread_mutex_unlock(&session->mutex);
+}
+
+static const double newest = 0.3; /* weight of the latest in moving averages */
+
+static void average(double *old, double x) { *old += newest * (x - *old); }
+
+void imp_session_habits(imp_session *session, imp_identify identify, imp_habits *out)
+{
+    pthread_mutex_lock(&session->mutex);
+    *out = session->habits[identify];
+    pthread_mutex_unlock(&session->mutex);
+}
+
+void imp_session_learn(imp_session *session, imp_identify identify, double share, double held, uint64_t n_reads,
+                       uint64_t n_bytes)
+{
+    double read_bytes = n_reads ? (double)n_bytes / (double)n_reads : 0;
+    pthread_mutex_lock(&session->mutex);
+    imp_habits *h = &session->habits[identify];
+    if (h->n == 0) *h = (imp_habits){0, share, held, read_bytes};
+    if (n_reads && !(h->read_bytes > 0)) h->read_bytes = read_bytes;
+    h->n += h->n < UINT32_MAX;
+    average(&h->share, share);
+    average(&h->held, held);
+    if (n_reads) average(&h->read_bytes, read_bytes);
+    pthread_mutex_unlock(&session->mutex);
+}
+
+double imp_session_pace(imp_session *session)
+{
+    pthread_mutex_lock(&session->mutex);
+    double pace = session->pace;
+    pthread_mutex_unlock(&session->mutex);
+    return pace > 0 ? pace : 1;
+}
+
+void imp_session_pace_learn(imp_session *session, double times)
+{
+    pthread_mutex_lock(&session->mutex);
+    if (session->pace > 0) average(&session->pace, times);
+    else session->pace = times;
     pthread_mutex_unlock(&session->mutex);
 }

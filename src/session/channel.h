@@ -51,6 +51,8 @@ typedef struct imp_tier {
 } imp_tier;
 
 int imp_tier_take(imp_session *session, imp_cache policy, imp_tier **out);
+/* The same, only if it is there and of that policy: looking changes nothing. */
+bool imp_tier_look(imp_session *session, imp_cache policy, imp_tier **out);
 void imp_tier_give(imp_session *session, imp_tier *tier); /* NULL is allowed */
 
 /* A channel with at least `arena_bytes` of buffers, nothing in flight. */
@@ -67,6 +69,24 @@ int imp_channel_chooser(imp_channel *channel, size_t tokens, size_t pages);
  * wasn't measured, a guess with measured_s 0. */
 void imp_session_costs(imp_session *session, imp_read_costs *out);
 void imp_session_set_costs(imp_session *session, const imp_read_costs *costs);
+
+/* What loads of one identification took so far, as moving averages; n 0: there were none. */
+typedef struct imp_habits {
+    uint32_t n;
+    double share;      /* of the prefix's bytes, over the retention */
+    double held;       /* of these, from the tiers */
+    double read_bytes; /* of one read; 0: nothing was read */
+} imp_habits;
+
+void imp_session_habits(imp_session *session, imp_identify identify, imp_habits *out);
+/* One load more: its share, what of it was held, and its reads. */
+void imp_session_learn(imp_session *session, imp_identify identify, double share, double held, uint64_t n_reads,
+                       uint64_t n_bytes);
+
+/* How many times as long as the costs say reads took in loads that mostly waited for them, a moving average; 1 before
+ * there were any. */
+double imp_session_pace(imp_session *session);
+void imp_session_pace_learn(imp_session *session, double times);
 
 /* Tables that the store's loads share. */
 imp_ropes *imp_session_ropes(imp_session *session);

@@ -25,4 +25,8 @@ size_t imp_costs_gap(const imp_read_costs *costs, uint64_t read_bytes_per_s);
 /* How long reads of so many bytes take. */
 double imp_costs_ns(const imp_read_costs *costs, uint64_t read_bytes_per_s, uint64_t n_reads, uint64_t n_bytes);
 
+/* The share of a prefix's bytes that a load takes which gives each layer `retention` of its tokens in chunks of
+ * `chunk_tokens`, as long as nobody knows better: chunks hold wanted and other tokens alike. */
+double imp_costs_share(double retention, uint32_t chunk_tokens, bool ordered);
+
 #endif

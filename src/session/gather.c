@@ -199,6 +199,7 @@ int imp_load_gather(imp_load *load, uint32_t layer, const imp_dst *dst)
     if (load->to_record) record_sketch(load, layer, &k);
     if (load->host) feed_tiers(load, s, layer);
     load->has_selected = false;
+    load->n_gathered++;
     imp_stream_leave(load);
     return imp_error_back(&kept, 0);
 }

@@ -4,6 +4,7 @@
 
 #include "base/alloc.h"
 #include "base/bytes.h"
+#include "base/clock.h"
 #include "base/opts.h"
 #include "base/status.h"
 #include "select/blend.h"
@@ -74,6 +75,14 @@ static int take_opts(const imp_load_opts *opts, imp_load_opts *out)
     return rc == 0 ? check_opts(out) : rc;
 }
 
+int imp_load_opts_fix(const imp_load_opts *opts, const imp_store *store, imp_load_opts *out)
+{
+    *out = default_opts();
+    int rc = opts ? take_opts(opts, out) : check_opts(out);
+    if (out->switches.cache == IMP_CACHE_OF_STORE) out->switches.cache = imp_store_options(store)->cache;
+    return rc;
+}
+
 int imp_load_opts_check(const imp_load_opts *opts)
 {
     imp_load_opts o = default_opts();
@@ -81,7 +90,7 @@ int imp_load_opts_check(const imp_load_opts *opts)
 }
 
 /* The k of imp_load_count(). The product's rounding error must not ask for one token more. */
-static size_t count_of(const imp_load_opts *o, size_t n)
+size_t imp_load_count_of(const imp_load_opts *o, size_t n)
 {
     if (o->switches.identify == IMP_IDENTIFY_NONE) return n;
     double k = ceil(o->retention * (double)n * (1 - 1e-12));
@@ -330,10 +339,9 @@ int imp_load_begin(imp_lease *lease, const imp_load_opts *opts, imp_load **out)
     if (!lease || !out) return imp_fail(IMP_E_ARG, "imp_load_begin: lease or result missing");
     imp_kept_line kept;
     imp_error_keep(&kept);
-    imp_load_opts o = default_opts();
-    int rc = opts ? take_opts(opts, &o) : check_opts(&o);
+    imp_load_opts o;
+    int rc = imp_load_opts_fix(opts, lease->store, &o);
     if (rc < 0) return rc;
-    if (o.switches.cache == IMP_CACHE_OF_STORE) o.switches.cache = imp_store_options(lease->store)->cache;
 
     imp_load *load = imp_calloc(1, sizeof *load);
     if (!load) return imp_fail(IMP_E_NOMEM, "no memory for a load");
@@ -345,7 +353,7 @@ int imp_load_begin(imp_lease *lease, const imp_load_opts *opts, imp_load **out)
     load->type_v = meta->type_v;
     load->n_layers = meta->n_layers;
     load->layers = meta->layers;
-    load->k = count_of(&o, lease->n_tokens);
+    load->k = imp_load_count_of(&o, lease->n_tokens);
     load->units_layer = load->n_layers;
     load->n_probe = o.n_probe_heads;
     uint32_t most = LEAST_PROBE_HEADS;
@@ -357,6 +365,7 @@ int imp_load_begin(imp_lease *lease, const imp_load_opts *opts, imp_load **out)
         return rc;
     }
     atomic_fetch_add(&lease->n_users, 1);
+    load->begun_ns = imp_now_ns();
     load->stats.bytes_read = atomic_exchange(&lease->header_bytes, 0);
     begin_pass(load);
     *out = load;
@@ -407,6 +416,7 @@ void imp_load_end(imp_load *load, imp_load_stats *stats)
     imp_error_keep(&kept);
     end_pass(load);
     (void)imp_error_back(&kept, 0);
+    imp_estimate_learn(load, imp_now_ns());
     imp_load_get_stats(load, stats);
     imp_store_count_tier_hits(load->store, load->stats.host_hit_bytes, load->stats.device_hit_bytes);
     if (load->host) {

@@ -6,6 +6,7 @@
  *     identify.c  which tokens a layer gets
  *     record.c    what earlier requests found important, and what this one leaves behind
  *     gather.c    rows in the engine's memory
+ *     estimate.c  what it would take, and what it took
  *
  * What is read of a layer, in two stages:
  *
@@ -128,6 +129,8 @@ struct imp_load {
 
     imp_load_stats stats;
     double mass_sum;
+    uint32_t n_gathered; /* layers, in all passes */
+    uint64_t begun_ns;
 };
 
 static inline size_t imp_load_key_bytes(const imp_load *load, uint32_t layer)
@@ -144,6 +147,11 @@ static inline size_t imp_load_value_bytes(const imp_load *load, uint32_t layer)
 void imp_load_units(imp_load *load, uint32_t layer);
 /* load->unit_flags: 1 for those that hold any of chosen[k]. */
 void imp_load_flag_units(imp_load *load, uint32_t layer, const uint32_t *chosen);
+
+/* Options with the defaults in: the store's policy, and what 0 stands for. */
+int imp_load_opts_fix(const imp_load_opts *opts, const imp_store *store, imp_load_opts *out);
+/* The k of imp_load_count(), of n tokens. */
+size_t imp_load_count_of(const imp_load_opts *o, size_t n);
 
 /* ---- stream.c */
 
@@ -169,6 +177,13 @@ void imp_stream_fetch(imp_load *load, imp_slot *s);
 /* Wait for a piece and check it. */
 int imp_stream_check(imp_load *load, imp_slot *s, uint32_t layer, const imp_plan_span *span, uint32_t piece);
 imp_host_key imp_stream_key(const imp_plan_span *span, uint32_t layer, uint32_t piece);
+
+/* ---- estimate.c */
+
+/* Bytes on disk of the keys and values of all layers. */
+uint64_t imp_estimate_bytes(const imp_plan *plan, uint32_t n_layers);
+/* At the end of a load: what it took, for the estimates to come. */
+void imp_estimate_learn(imp_load *load, uint64_t now_ns);
 
 /* ---- keys.c: each waits for what it takes, checks it, and counts what had to be read for it */
 

@@ -220,6 +220,42 @@ static void test_notes(void **state)
     imp_store_close(store);
 }
 
+/* Whatever way is taken: the answer is that way's, and it isn't expected to be slower than computing or a full load. */
+static void test_adaptive(void **state)
+{
+    (void)state;
+    imp_store *store = open_for("impress", "adaptive");
+    imp_llama *ctx = open_llama(store, context_params());
+    prompt a = make_prompt(LONG, question_a), b = make_prompt(LONG, question_b);
+    imp_llama_request r = want("impress", 0.25);
+    r.adaptive = true;
+    imp_llama_report got = ask(ctx, &a, &r);
+    assert_int_equal(got.reason, IMP_LLAMA_REASON_NOTHING);
+    assert_int_equal(got.expected_ns[IMP_LLAMA_WAY_COMPUTED], 0);
+    store_prefix(ctx, store, &a);
+    float *expected = reference(&b, context_params());
+    for (int i = 0; i < 3; i++) {
+        if (i == 2) r.load.switches.identify = IMP_IDENTIFY_NONE, r.load.retention = 1; /* never in part */
+        got = ask(ctx, &b, &r);
+        uint64_t computed = got.expected_ns[IMP_LLAMA_WAY_COMPUTED], whole = got.expected_ns[IMP_LLAMA_WAY_WHOLE];
+        uint64_t best = computed < whole ? computed : whole;
+        assert_true(got.reason == IMP_LLAMA_REASON_QUICKER || got.reason == IMP_LLAMA_REASON_FREE);
+        assert_true(best > 0 && (double)got.expected_ns[got.way] <= 1.06 * (double)best);
+        if (i == 2) assert_int_equal(got.expected_ns[IMP_LLAMA_WAY_PARTIAL], 0);
+        assert_int_equal(got.matched_tokens > 0, got.way != IMP_LLAMA_WAY_COMPUTED);
+        double kl = divergence(expected, imp_llama_get_logits_ith(ctx, -1));
+        if (!(kl < (got.way == IMP_LLAMA_WAY_PARTIAL ? 0.8 : 0.02))) fail_msg("way %d, KL %g", (int)got.way, kl);
+    }
+    r = want("impress", 0.25);
+    got = ask(ctx, &b, &r);
+    assert_int_equal(got.way, IMP_LLAMA_WAY_PARTIAL);
+    assert_int_equal(got.reason, IMP_LLAMA_REASON_ASKED);
+    for (int i = -1; i < 8; i++) assert_non_null(imp_llama_reason_name(i));
+    free(expected);
+    imp_llama_free(ctx);
+    imp_store_close(store);
+}
+
 int main(void)
 {
     need_model();
@@ -229,6 +265,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_copies_are_exact, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(test_ranking, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(test_notes, make_dir, drop_dir),
+        cmocka_unit_test_setup_teardown(test_adaptive, make_dir, drop_dir),
     };
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     llama_model_free(model);

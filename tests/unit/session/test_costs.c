@@ -3,6 +3,7 @@
 
 #include <float.h>
 
+#include "base/alloc.h"
 #include "session/costs.h"
 #include "store/store.h"
 
@@ -167,6 +168,88 @@ static void test_calibrate(void **state)
     imp_test_remove_dir(w.dir);
 }
 
+static void take_lease(const util_world *w, const int32_t *tokens, imp_lease **lease, imp_prefix_info *info)
+{
+    int32_t prompt[LONG + 1];
+    memcpy(prompt, tokens, LONG * sizeof *tokens);
+    prompt[LONG] = 1;
+    assert_int_equal(imp_prefix_acquire(w->space, prompt, LONG + 1, 0, lease, info), 0);
+    assert_int_equal(info->n_matched, LONG);
+}
+
+static void check_near(uint64_t a, uint64_t b, double share)
+{
+    if (fabs((double)a - (double)b) > share * (double)b)
+        fail_msg("%llu and %llu", (unsigned long long)a, (unsigned long long)b);
+}
+
+/* What is estimated is what a load then takes: at first about, and the same the next time. */
+static void test_estimate(void **state)
+{
+    (void)state;
+    util_world w = {0};
+    imp_store_opts_init(&w.opts);
+    w.opts.chunk_tokens = 16;
+    w.opts.host_cache_bytes = 64 << 20;
+    w.opts.cache = IMP_CACHE_LRU;
+    w.opts.read_bytes_per_s = 100000000;
+    util_start(&w);
+    imp_rng r;
+    imp_rng_seed(&r, imp_test_seed());
+    int32_t tokens[LONG];
+    util_tokens(&r, tokens, LONG);
+    util_commit(&w, tokens, LONG, 0, 0);
+    imp_lease *lease;
+    imp_prefix_info info;
+    take_lease(&w, tokens, &lease, &info);
+    imp_load_opts all, some;
+    imp_load_opts_init(&all);
+    all.switches.cache = IMP_CACHE_NONE;
+    some = all;
+    some.switches.identify = IMP_IDENTIFY_RANDOM;
+    some.retention = 0.1;
+    imp_load_guess g;
+    assert_int_equal(imp_load_estimate(lease, &all, &g), 0);
+    assert_int_equal(g.n_tokens, LONG);
+    assert_int_equal(g.bytes_held, 0);
+    check_near(g.bytes_read, info.bytes_full, 0.02);
+    check_near(g.read_ns, g.bytes_read * 10, 0.02); /* the cap is what bounds it */
+    assert_int_equal(imp_load_estimate(lease, &some, &g), 0);
+    assert_int_equal(g.n_tokens, LONG / 10);
+    assert_true(g.bytes_read > info.bytes_full / 10 && g.bytes_read < info.bytes_full);
+    imp_lease_release(lease);
+
+    imp_load_stats stats;
+    free(load_rows(&w, tokens, &stats)); /* by the tiers, which are empty */
+    take_lease(&w, tokens, &lease, &info);
+    assert_int_equal(imp_load_estimate(lease, &some, &g), 0);
+    check_near(g.bytes_read, stats.bytes_read, 0.15); /* padding and the header are in what was read */
+    check_near(g.n_reads, stats.n_reads, 0.15);
+    some.switches.cache = IMP_CACHE_LRU;
+    assert_int_equal(imp_load_estimate(lease, &some, &g), 0);
+    assert_true(g.bytes_held > g.bytes_read / 4); /* what was read is there now */
+    all.switches.cache = IMP_CACHE_LRU;
+    assert_int_equal(imp_load_estimate(lease, &all, &g), 0);
+    assert_true(g.bytes_held > 0 && g.bytes_read > 0);
+    check_near(g.bytes_held + g.bytes_read, info.bytes_full, 0.02);
+
+    some.byte_share = 0.05f;
+    some.switches.identify = IMP_IDENTIFY_SKETCH;
+    assert_int_equal(imp_load_estimate(lease, &some, &g), 0);
+    assert_true(g.bytes_held + g.bytes_read <= info.bytes_full / 20 + info.bytes_full / 50);
+    some.retention = 2;
+    assert_int_equal(imp_load_estimate(lease, &some, &g), IMP_E_ARG);
+    assert_int_equal(g.n_tokens, 0);
+    assert_int_equal(imp_load_estimate(NULL, &all, &g), IMP_E_ARG);
+    assert_int_equal(imp_load_estimate(lease, &all, NULL), IMP_E_ARG);
+    imp_alloc_fail_at(1, 1);
+    assert_int_equal(imp_load_estimate(lease, NULL, &g), IMP_E_NOMEM);
+    imp_alloc_fail_at(0, 0);
+    assert_int_equal(imp_load_estimate(lease, NULL, &g), 0);
+    imp_lease_release(lease);
+    util_stop(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -174,6 +257,7 @@ int main(void)
         cmocka_unit_test(test_gap),
         cmocka_unit_test(test_loads),
         cmocka_unit_test(test_calibrate),
+        cmocka_unit_test(test_estimate),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
