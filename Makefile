@@ -80,6 +80,19 @@ asan: ## build with AddressSanitizer and UBSan, run the unit tests
 tsan: ## build with ThreadSanitizer, run the unit tests
 	@$(call checked,tsan,build-tsan)
 
+KILLS ?= 1000
+CORRUPTIONS ?= 10000
+.PHONY: crash
+crash: ## kill -9 at KILLS=1000 moments, damage CORRUPTIONS=10000 stores (some minutes; IMP_TEST_SEED=n: again)
+	@$(call ready)
+	echo "== building with tests (release, in build/)"
+	$(call configure,build,release,$(llama_flag) -DBUILD_TESTING=ON)
+	cmake --build build -j $(J) --target test_kill test_corrupt || { $(call fail,building failed$(comma) see above); }
+	echo "== $(KILLS) kills"
+	IMP_KILL_ROUNDS=$(KILLS) build/tests/fault/test_kill || { $(call fail,a killed store was not as it should be$(comma) see above); }
+	echo "== $(CORRUPTIONS) corruptions"
+	IMP_CORRUPT_ROUNDS=$(CORRUPTIONS) build/tests/fault/test_corrupt || { $(call fail,a damaged store was not as it should be$(comma) see above); }
+
 .PHONY: clang
 clang: ## build with clang, warnings as errors, run the unit tests
 	@$(call checked,clang,build-clang)
