@@ -248,7 +248,8 @@ void imp_store_opts_switches(imp_store_opts *opts, const imp_switches *switches)
 /* Open the store in directory `dir`, making it (mode 0700, but no parents) if need be, and recover it: leftovers of
  * killed processes are removed, a lost or damaged catalogue is rebuilt from the segments. `opts` NULL: all defaults.
  * Returns 0, or with `*out` = NULL: IMP_E_PERM, IMP_E_IO (`dir` is a file, say), IMP_E_VERSION, IMP_E_FULL,
- * IMP_E_NOMEM, IMP_E_NOTFOUND (IMP_STORE_MUST_EXIST or READONLY), IMP_E_UNSUPPORTED (an io_mode that can't be had),
+ * IMP_E_NOMEM, IMP_E_NOTFOUND (IMP_STORE_MUST_EXIST or READONLY), IMP_E_UNSUPPORTED (an io_mode that can't be had; `dir`
+ * lies on a network's file system, where locks don't hold, and IMPRESS_ANY_FS isn't 1 in the environment),
  * IMP_E_ARG (an option out of range; `dir` holds other files); the directory is as it was.
  * With IMP_STORE_READONLY commits store nothing (begin returns 0 and NULL), and what changes a store (remove, pin, gc,
  * reorder, repair) is IMP_E_PERM.

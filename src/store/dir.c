@@ -24,6 +24,7 @@
 #include "base/alloc.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "store/filesystem.h"
 #include "store/store_internal.h"
 
 static const char *const catalogue_files[] = {"catalogue.db", "catalogue.db-wal", "catalogue.db-shm"};
@@ -117,6 +118,7 @@ int imp_dir_open(imp_store *s, const char *dir, bool *made)
         return s->dir ? 0 : imp_fail(IMP_E_NOMEM, "no memory to open a store");
     }
     int rc = resolve(s, dir, made);
+    if (rc == 0) rc = imp_fs_check(s->dir_fd, s->dir);
     if (rc < 0) return rc;
 
     if (!is_store(s)) {
