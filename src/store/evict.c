@@ -114,7 +114,7 @@ static int note_old(imp_radix_node *n, void *user)
 /* Leaves unused for longer than entries may be. */
 static int expire(imp_store *s, imp_evicted *out)
 {
-    int64_t now_s = imp_wall_s();
+    int64_t now_s = imp_uses_now(s);
     int rc = read_uses(s, now_s);
     for (size_t i = 0; rc == 0 && i < s->forest.n_trees; i++) {
         imp_tree *tree = &s->forest.trees[i];
@@ -183,7 +183,7 @@ static int make_room(imp_store *s, const imp_hash128 *space, uint64_t bytes, uin
     if (s->opts.ttl_s && bytes == 0) rc = expire(s, out); /* for a new entry the next victims will do */
     if (rc == 0 && own && s->opts.space_percent) rc = evict_share(s, own, bytes, out);
     if (rc == 0 && s->forest.seg_bytes + fixed > s->opts.limit_bytes) {
-        rc = read_uses(s, imp_wall_s());
+        rc = read_uses(s, imp_uses_now(s));
         if (rc == 0) rc = evict_limit(s, own, bytes, fixed, out);
     }
     hold(s, keep, false);

@@ -78,7 +78,7 @@ static int find_way(imp_store *s, imp_hash128 space, const int32_t *tokens, size
     }
     out->n_spans = n_steps;
     out->epoch = s->epoch;
-    int64_t now_s = imp_wall_s();
+    int64_t now_s = imp_uses_now(s);
     for (size_t i = 0; i < n_steps; i++) {
         imp_radix_node *n = s->steps[i].node;
         out->spans[i] = (imp_span){

@@ -218,6 +218,7 @@ struct imp_store {
     uint64_t *doomed;         /* segments to unlink once the change is durable */
     size_t n_doomed, doomed_cap;
     imp_rng rng;
+    int64_t latest_s;         /* of the latest use; guarded by `lock` */
     int64_t uses_read_s;      /* when other processes' uses were last read */
     atomic_bool changing;     /* a change is under way; relaxed: only a hint, see imp_store_match() */
     uint64_t reserved;        /* the segment this instance has a reservation for; 0: none */
@@ -332,6 +333,9 @@ int imp_change_doom(imp_store *s, uint64_t segment);
 /* ---- tree.c: with both held */
 int imp_forest_refresh(imp_store *s); /* reads what changed in s->cat */
 int imp_forest_read_uses(imp_store *s, imp_forest *f);
+/* The time of a use now. With `lock` held. A clock that was set back would make what is used from now on look older than
+ * all before it: what was used later than now has been used just now then. */
+int64_t imp_uses_now(imp_store *s);
 
 /* ---- edit.c: inside a change */
 

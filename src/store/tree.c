@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "store/store_internal.h"
@@ -105,6 +106,7 @@ int imp_forest_add_node(imp_forest *f, const imp_cat_node *row)
         (uint64_t)row->segment_first + row->n_tokens > seg->n_tokens) {
         return imp_fail(IMP_E_CORRUPT, "catalogue: node %llu doesn't fit to its segment or parent", shown(row->id));
     }
+    int64_t now_s = imp_wall_s();
     imp_radix_node node = {
         .id = row->id,
         .parent = row->parent,
@@ -114,7 +116,7 @@ int imp_forest_add_node(imp_forest *f, const imp_cat_node *row)
         .derived = row->derived,
         .pinned = row->pinned,
         .created_s = row->created_s,
-        .used_s = row->created_s,
+        .used_s = row->created_s < now_s ? row->created_s : now_s, /* a clock may have been ahead */
         .tokens = row->tokens,
     };
     int rc = imp_radix_add(tree->radix, &node);
@@ -375,18 +377,62 @@ static int apply(imp_store *s, const rows *r)
 
 /* ---- everything */
 
+typedef struct use_reader {
+    imp_store *s;
+    imp_forest *f;
+    int64_t now_s;
+} use_reader;
+
+/* Its time goes to the catalogue with the next change. */
+static void note_used(imp_store *s, uint64_t id)
+{
+    if (s->n_used < IMP_USED_MAX) s->used[s->n_used++] = id;
+}
+
 static int on_use(uint64_t id, uint64_t hits, int64_t used_s, void *user)
 {
-    imp_forest *f = user;
+    use_reader *r = user;
     imp_tree *tree;
-    imp_radix_node *n = imp_forest_node(f, id, &tree);
+    imp_radix_node *n = imp_forest_node(r->f, id, &tree);
     if (!n) return 0;
+    if (used_s > r->now_s) { /* by a clock that was ahead */
+        used_s = n->used_s < r->now_s ? r->now_s : n->used_s;
+        note_used(r->s, id);
+    }
     if (hits <= n->hits && used_s <= n->used_s) return 0;
     if (hits > n->hits) n->hits = hits;
     if (used_s > n->used_s) n->used_s = used_s;
     imp_radix_touch(tree->radix, n);
     return 0;
 }
+
+typedef struct setting_back {
+    imp_store *s;
+    imp_radix *radix;
+    int64_t now_s;
+} setting_back;
+
+static int set_back(imp_radix_node *n, void *user)
+{
+    setting_back *b = user;
+    if (n->used_s <= b->now_s) return 0;
+    n->used_s = b->now_s;
+    imp_radix_touch(b->radix, n);
+    note_used(b->s, n->id);
+    return 0;
+}
+
+int64_t imp_uses_now(imp_store *s)
+{
+    int64_t now_s = imp_wall_s();
+    for (size_t i = 0; now_s < s->latest_s && i < s->forest.n_trees; i++) {
+        setting_back b = {s, s->forest.trees[i].radix, now_s};
+        (void)imp_radix_walk(b.radix, set_back, &b);
+    }
+    s->latest_s = now_s;
+    return now_s;
+}
+
 
 /* What this process knows about a node and the catalogue doesn't (yet). */
 static int carry_node(imp_radix_node *old, void *user)
@@ -402,7 +448,11 @@ static int carry_node(imp_radix_node *old, void *user)
     return 0;
 }
 
-int imp_forest_read_uses(imp_store *s, imp_forest *f) { return imp_cat_uses(s->cat, on_use, f); }
+int imp_forest_read_uses(imp_store *s, imp_forest *f)
+{
+    use_reader r = {s, f, imp_wall_s()};
+    return imp_cat_uses(s->cat, on_use, &r);
+}
 
 static int read_whole(imp_store *s)
 {
