@@ -7,7 +7,8 @@
 # this CPU, so the instruction set is part of the folder's name: a cache carried to another CPU is not used there. It also
 # has llama.cpp's chat templates (Jinja, tools), which the server uses if they are there: see cmake/llama-common.
 #
-# usage: get-llama.sh [--find]     --find: print nothing and fail rather than build
+# usage: get-llama.sh [--find]         --find: print nothing and fail rather than build
+#        get-llama.sh --source DIR     only unpack the pinned source, its checksum verified, below DIR; prints its folder
 set -euo pipefail
 
 package=llama-cpp-python
@@ -19,11 +20,12 @@ common=$(cd "$(dirname "${BASH_SOURCE[0]}")/../cmake/llama-common" && pwd) # bui
 say() { echo "$*" >&2; }
 die() { say "get-llama.sh: $*"; exit 1; }
 
-find_only=0
+find_only=0 source_to=
 case ${1:-} in
     '') ;;
     --find) find_only=1 ;;
-    *) sed -n 2,11p "$0"; exit 2 ;;
+    --source) source_to=${2:-}; [ -d "$source_to" ] || die "--source wants a folder" ;;
+    *) sed -n 2,12p "$0"; exit 2 ;;
 esac
 
 # An llama.cpp from before flash attention became a three-way choice lacks what the adapter calls.
@@ -36,18 +38,21 @@ usable() {
     }
 }
 
-if [ -n "${IMPRESS_LLAMA_PREFIX:-}" ]; then
-    usable "$IMPRESS_LLAMA_PREFIX" || die "no usable llama.cpp in IMPRESS_LLAMA_PREFIX=$IMPRESS_LLAMA_PREFIX"
-    echo "$IMPRESS_LLAMA_PREFIX"
-    exit 0
-fi
-IFS=':;' read -ra prefixes <<<"${CMAKE_PREFIX_PATH:-}"
-for prefix in "${prefixes[@]}" /usr/local /usr; do
-    if [ -n "$prefix" ] && usable "$prefix"; then
-        echo "$prefix"
+installed() {
+    if [ -n "${IMPRESS_LLAMA_PREFIX:-}" ]; then
+        usable "$IMPRESS_LLAMA_PREFIX" || die "no usable llama.cpp in IMPRESS_LLAMA_PREFIX=$IMPRESS_LLAMA_PREFIX"
+        echo "$IMPRESS_LLAMA_PREFIX"
         exit 0
     fi
-done
+    IFS=':;' read -ra prefixes <<<"${CMAKE_PREFIX_PATH:-}"
+    for prefix in "${prefixes[@]}" /usr/local /usr; do
+        if [ -n "$prefix" ] && usable "$prefix"; then
+            echo "$prefix"
+            exit 0
+        fi
+    done
+}
+[ -n "$source_to" ] || installed
 
 # AMX is left out: virtual machines are about that announce it and lose the tiles at a context switch, and then programs die
 # of an illegal instruction, or compute nonsense.
@@ -66,7 +71,7 @@ cache=${XDG_CACHE_HOME:-$HOME/.cache}/impress
 dest=$cache/llama-$version-$key
 marker=impress-llama.txt # written last: a folder without it is not finished
 
-if [ -f "$dest/$marker" ]; then
+if [ -z "$source_to" ] && [ -f "$dest/$marker" ]; then
     echo "$dest"
     exit 0
 fi
@@ -77,7 +82,7 @@ exec 9>"$cache/llama.lock"
 if ! flock -n 9; then
     say "== llama.cpp: another process is building it, waiting"
     flock 9
-    if [ -f "$dest/$marker" ]; then
+    if [ -z "$source_to" ] && [ -f "$dest/$marker" ]; then
         echo "$dest"
         exit 0
     fi
@@ -120,6 +125,12 @@ echo "$sha256  $archive" | sha256sum --check --status || die "wrong checksum: $a
 say "   checksum verified"
 tar -xzf "$archive" -C "$tmp" --wildcards '*/vendor/llama.cpp/*' || die "could not unpack $archive"
 source=$(echo "$tmp"/llama_cpp_python-*/vendor/llama.cpp)
+if [ -n "$source_to" ]; then
+    rm -rf "$source_to/llama.cpp"
+    mv "$source" "$source_to/llama.cpp"
+    echo "$source_to/llama.cpp"
+    exit 0
+fi
 
 say "== llama.cpp: building it, once (minutes)"
 generator=()

@@ -17,6 +17,7 @@ static const struct {
     {"ablation", &bench_ablation_command, "what each technique of the paper is worth", bench_ablation},
     {"chat", &bench_chat_command, "drift of a conversation that loads in part", bench_chat},
     {"io", &bench_io_command, "reads by size and depth, beside fio", bench_io},
+    {"peer-llama-server", &bench_peer_command, "beside llama-server's slot save and restore", bench_peer},
     {"replay", &bench_replay_command, "large models: modelled compute, real I/O", bench_replay},
     {"trace", &bench_trace_command, "hit ratios of the policies over request traces", bench_trace},
     {"ttft", &bench_ttft_command, "time to the first token, system by system", bench_ttft},

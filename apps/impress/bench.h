@@ -8,9 +8,10 @@
 /* The i-th command's options, NULL past the end: what a configuration file may set. */
 const opt_command *bench_subcommand(size_t i);
 
-extern const opt_command bench_ablation_command, bench_chat_command, bench_ttft_command;
+extern const opt_command bench_ablation_command, bench_chat_command, bench_peer_command, bench_ttft_command;
 int bench_ablation(int argc, char **argv);
 int bench_chat(int argc, char **argv);
+int bench_peer(int argc, char **argv);
 int bench_ttft(int argc, char **argv);
 
 #endif

@@ -179,13 +179,5 @@ int bench_ttft(int argc, char **argv)
         rc = ttft_length(&b, i);
         for (size_t c = 0; rc == 0 && c < b.n_cells && !ttft_stopped(); c++) rc = ttft_cell_run(&b, &b.cells[c]);
     }
-    text_progress_end(&b.progress);
-    if (rc == 0 && !s.json) rc = ttft_tables(&b);
-    if (rc == 0 && ttft_stopped()) {
-        fprintf(stderr, "impress bench ttft: stopped%s%s\n", s.out ? "; the same command goes on from " : "",
-                s.out ? s.out : "");
-        rc = 130;
-    }
-    ttft_close(&b);
-    return rc;
+    return ttft_finish(&b, rc);
 }

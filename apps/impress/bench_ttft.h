@@ -148,17 +148,21 @@ int ttft_length(ttft_bench *b, size_t i);
 /* All requests of a cell, at every limit and in every state. */
 int ttft_cell_run(ttft_bench *b, const ttft_cell *c);
 
+/* A store for it that knows the prefixes and what the first questions taught, with empty caches. */
+int ttft_prepare(ttft_bench *b, const ttft_cell *c);
+
 /* Tables over all rows. */
 int ttft_tables(const ttft_bench *b);
 
-void ttft_close(ttft_bench *b);
+/* Tables if `rc` is 0, a line where it was stopped, and close everything. Returns the exit code. */
+int ttft_finish(ttft_bench *b, int rc);
 
 /* All that decides a row of `system` (with `retention`, and its `kept` on disk). NULL: no memory. */
 json_t *ttft_key(const ttft_bench *b, const ttft_place *place, const char *system, double retention, const char *kept,
                  const ttft_ask *ask);
 
-/* Keep and show a row: key, what it came to, its limit, and a note (NULL: none). Takes `key`. */
-int ttft_keep(ttft_bench *b, json_t *key, const app_row *row, const ttft_place *place, const char *note);
+/* Keep and show a row: key, what it came to, its limit, and fields of its own (NULL: none). Takes `key` and `own`. */
+int ttft_keep(ttft_bench *b, json_t *key, const app_row *row, const ttft_place *place, json_t *own);
 
 /* Show a row in the tables, and print it where rows are printed. */
 int ttft_show(ttft_bench *b, const ttft_place *place, const json_t *row);
@@ -170,7 +174,7 @@ void ttft_compare(const ttft_bench *b, const ttft_ask *ask, const float *logits,
 bool ttft_stopped(void);
 void ttft_watch_signals(void);
 
-/* Where only figures of files count: what the page cache holds of all files below `dir` goes. */
+/* What the page cache holds of all files below `dir` goes, written out where need be. */
 void ttft_drop_pages(const char *dir);
 
 #endif

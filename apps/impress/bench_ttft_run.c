@@ -58,6 +58,7 @@ static void drop_file(const char *path)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return;
+    (void)fdatasync(fd); /* what isn't written out stays */
     (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
     close(fd);
 }
@@ -116,13 +117,22 @@ static void forget_length(ttft_bench *b)
     b->known = NULL;
 }
 
-void ttft_close(ttft_bench *b)
+int ttft_finish(ttft_bench *b, int rc)
 {
+    const char *out = b->s->out;
+    text_progress_end(&b->progress);
+    if (rc == 0 && !b->s->json) rc = ttft_tables(b);
+    if (rc == 0 && ttft_stopped()) {
+        fprintf(stderr, "impress %s: stopped%s%s\n", b->command->name, out ? "; the same command goes on from " : "",
+                out ? out : "");
+        rc = 130;
+    }
     forget_length(b);
     llama_model_free(b->model);
     ttft_rows_close(b->rows);
     free(b->cells);
     free(b->shown);
+    return rc;
 }
 
 /* ---- prefixes */
@@ -372,7 +382,7 @@ static uint64_t resident_bytes(void)
     return (uint64_t)resident * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-int ttft_keep(ttft_bench *b, json_t *key, const app_row *row, const ttft_place *place, const char *note)
+int ttft_keep(ttft_bench *b, json_t *key, const app_row *row, const ttft_place *place, json_t *own)
 {
     json_t *more = report_json(row, b->model_name);
     imp_stats stats = {0};
@@ -396,8 +406,9 @@ int ttft_keep(ttft_bench *b, json_t *key, const app_row *row, const ttft_place *
     bad = bad || json_object_set_new(key, "store_memory_bytes", json_integer((json_int_t)(stats.memory_bytes +
                                      stats.host_bytes + stats.device_bytes)));
     bad = bad || json_object_set_new(key, "resident_bytes", json_integer((json_int_t)resident_bytes()));
-    if (note) bad = bad || json_object_set_new(key, "note", json_string(note));
+    bad = bad || (own && json_object_update(key, own) != 0);
     json_decref(more);
+    json_decref(own);
     if (bad) {
         json_decref(key);
         return app_fail("out of memory");
@@ -509,12 +520,15 @@ static int ask_all(ttft_bench *b, const ttft_cell *c, size_t question)
 }
 
 /* A store that knows the prefixes and what the first questions taught: read at full speed, as nothing is timed. */
-static int prepare(ttft_bench *b, const ttft_cell *c)
+int ttft_prepare(ttft_bench *b, const ttft_cell *c)
 {
     if (c->system.recompute) return 0;
     b->stores.opts.read_bytes_per_s = 0;
     b->stores.opts.host_cache_bytes = 0;
     int rc = app_stores_enter(&b->stores, &c->system, true);
+    /* Shorter and longer prefixes of earlier runs go too: a part of a longer one would be read with what isn't needed. */
+    if (rc == 0 && (imp_store_remove(b->stores.current, 0) < 0 || imp_store_gc(b->stores.current, NULL) < 0))
+        rc = app_fail("%s", imp_last_error());
     for (size_t p = 0; rc == 0 && p < b->set.n_prefixes; p++)
         rc = app_stores_put(&b->stores, &b->set.prefixes[p].shared);
     for (size_t q = 0; rc == 0 && q < b->set.n_warm && !ttft_stopped(); q++) rc = ask_all(b, c, q);
@@ -571,7 +585,7 @@ int ttft_cell_run(ttft_bench *b, const ttft_cell *c)
     size_t n_open = 0;
     for (size_t l = 0; l < b->n_limits; l++)
         for (size_t s = 0; s < b->n_states; s++) n_open += count_open(b, c, l, s);
-    int rc = n_open ? prepare(b, c) : 0;
+    int rc = n_open ? ttft_prepare(b, c) : 0;
     for (size_t l = 0; l < b->n_limits; l++)
         for (size_t s = 0; rc == 0 && s < b->n_states && !ttft_stopped(); s++) rc = run_state(b, c, l, s);
     return rc;
