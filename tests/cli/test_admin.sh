@@ -20,7 +20,6 @@ r = s.complete(handbook + count(1))
 ok(r.status == 200, r)
 n = r.usage["prompt_tokens"]
 s.wait_for(lambda: s.metrics()["impress_store_tokens"] >= n, "the prompt in the store")
-time.sleep(0.3)
 pages = []
 before = s.metrics()["impress_store_tokens"]
 for method, path in every:
@@ -31,7 +30,7 @@ for method, path in every:
 for path in ("/health", "/metrics", "/ui", "/v1/models"):
     pages.append(s.get(path).body)
 ok(secret not in "".join(pages) and handbook[:40] not in "".join(pages), "no text of a prompt without a key")
-ok(s.metrics()["impress_store_tokens"] == before, "nothing was dropped")
+ok(s.metrics()["impress_store_tokens"] >= before, "nothing was dropped")
 ok(s.stop() == 0, "stop")
 
 # With a key: it, and no other, opens the door; it is no client's key.

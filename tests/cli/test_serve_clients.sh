@@ -9,7 +9,37 @@ timeout 800 python3 - <<'PY' || failures=1
 from serve import *
 
 # Eight clients, four slots, one prefix that is new: it is computed once.
-s = Server("--slots", "4", "--ctx-size", "1024", "--system", "as", "--timeout", "3", "--queue", "16")
+s = Server("--slots", "4", "--ctx-size", "2048", "--system", "as", "--timeout", "3", "--queue", "16")
+
+# Meanwhile ones that never finish a request: silent ones, and such that send a byte now and then, or only half. All are cut off.
+DAWDLERS = {"says nothing": b"", "stops in the head": b"POST /v1/compl", "stops in the body": b"POST /v1/completions HTTP/1.1\r\n"
+            b"Host: x\r\nContent-Length: 1000\r\n\r\n{", "drips its head": b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nA: ",
+            "drips its body": b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"}
+
+
+def dawdle(name):
+    c = socket.create_connection(("127.0.0.1", s.port))
+    c.sendall(DAWDLERS[name])
+    c.settimeout(0.5)
+    for _ in range(1200):
+        try:
+            if c.recv(4096) == b"":
+                return None
+        except socket.timeout:
+            pass
+        except OSError:
+            return None
+        try:
+            c.sendall(b" " if name.startswith("drips") else b"")
+        except OSError:
+            return None
+    return name
+
+
+dawdlers = []
+slow = threading.Thread(target=lambda: dawdlers.extend(at_once([lambda n=n: dawdle(n) for n in DAWDLERS])))
+slow.start()
+
 prefix = words(200, 4)
 rs = at_once([lambda i=i: s.complete(prefix + count(10 * i), 4) for i in range(8)])
 ok(all(r.status == 200 for r in rs), rs)
@@ -33,48 +63,41 @@ cached = 0
 for turn in range(5):
     r = s.complete(chat, 12)
     ok(r.cached >= cached, (turn, r.cached, cached))
-    cached = r.usage["prompt_tokens"] - 2
+    cached = r.usage["prompt_tokens"] - 8  # an answer's text may be cut into other tokens
     chat += r.text + " " + words(6, 80 + turn)
 
-# Clients that go away: in the queue, while the prompt is read, while the answer streams. The server is idle soon after.
-for wait in (0, 0.3, 1):
-    gone = [s.open(endless(prompt=words(400, 900 + i), max_tokens=500, stream=i % 2 == 0)) for i in range(6)]
-    time.sleep(wait)
+# Clients that go away, some of them by closing only their sending half: before their requests are looked at, with four
+# answers on their way and two requests in the queue, and while prompts are read. The server is idle soon after.
+def leave(c, half):
+    if half:
+        c.shutdown(socket.SHUT_WR)
+    else:
+        c.close()
+
+
+seen = ("impress_generated_tokens_total", 'impress_answers_total{end="cancelled"}')
+for n_words, until in ((40, None), (40, "answers"), (600, "prompts")):
+    before = s.metrics()
+    gone = [s.open(endless(prompt=words(n_words, 900 + i), max_tokens=1900, stream=i % 2 == 0)) for i in range(6)]
+    if until:
+        s.wait_for(lambda: s.busy() == 4 and s.metrics()["impress_queue_length"] == 2, "slots and queue in use")
+    if until == "answers":
+        s.wait_for(lambda: s.metrics()[seen[0]] >= before[seen[0]] + 20, "answers on their way")
+    for i, c in enumerate(gone):
+        leave(c, i >= 3)
+    s.wait_for(lambda: s.metrics()[seen[1]] >= before[seen[1]] + 6, "six cancelled requests (%s)" % until)
+    s.wait_for(s.idle, "cancelled requests end")
     for c in gone:
         c.close()
-    s.wait_for(s.idle, "cancelled requests end")
-m = s.metrics()
-ok(m['impress_answers_total{end="cancelled"}'] == 18, m['impress_answers_total{end="cancelled"}'])
+ok(s.metrics()[seen[1]] == 18, s.metrics()[seen[1]])
 ok(s.complete("still there?", 2).status == 200, "others are served")
-
-# One that never finishes its request is cut off, also if it sends a byte now and then.
-slow = socket.create_connection(("127.0.0.1", s.port))
-dripping = socket.create_connection(("127.0.0.1", s.port))
-dripping.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
-slow.sendall(b"POST /v1/compl")
-start, open_ = time.time(), {slow, dripping}
-while open_ and time.time() - start < 60:
-    time.sleep(0.5)
-    for c in list(open_):
-        try:
-            c.settimeout(0.05)
-            if c is dripping:
-                c.sendall(b" ")
-            if c.recv(4096) == b"":
-                open_.discard(c)
-        except socket.timeout:
-            pass
-        except OSError:
-            open_.discard(c)
-ok(not open_, "a client that dawdles is cut off")
-half = s.open(endless(prompt=words(300, 77), max_tokens=400))
-half.shutdown(socket.SHUT_WR)
-s.wait_for(s.idle, "a half-closed client counts as gone")
+slow.join()
+ok(dawdlers == [None] * len(DAWDLERS), "cut off: not %s" % dawdlers)
 ok(s.stop() == 0, "stop")
 
 # A queue that is full says so, and when to come again.
-s = Server("--slots", "1", "--queue", "1", "--ctx-size", "1024", store="none")
-held = [s.open(endless(prompt=words(100, 20 + i), max_tokens=900, stream=True)) for i in range(2)]
+s = Server("--slots", "1", "--queue", "1", "--ctx-size", "2048", store="none")
+held = [s.open(endless(prompt=words(20, 20 + i), max_tokens=1900, stream=True)) for i in range(2)]
 s.wait_for(lambda: s.busy() == 1 and s.metrics()["impress_queue_length"] == 1, "a full queue")
 r = s.complete("x", 1)
 ok(r.status == 503 and int(r.headers["retry-after"]) >= 1 and r.error["code"] == "queue_full", r)
