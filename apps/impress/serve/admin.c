@@ -71,6 +71,20 @@ static json_t *tier_json(const char *name, uint64_t bytes, uint64_t limit)
     return json_pack("{s:s, s:I, s:I}", "tier", name, "bytes", whole(bytes), "limit_bytes", whole(limit));
 }
 
+static json_t *faults_json(imp_store *store)
+{
+    imp_fault faults[IMP_FAULTS_MAX];
+    int n = imp_store_faults(store, faults);
+    json_t *list = json_array();
+    for (int i = 0; i < n; i++) {
+        const imp_fault *f = &faults[i];
+        json_array_append_new(list, json_pack("{s:s, s:s, s:I, s:I, s:s}", "what", f->what, "error",
+                                              imp_status_text(f->status), "failures", whole(f->n), "since",
+                                              (json_int_t)f->since_s, "message", f->line));
+    }
+    return list;
+}
+
 static void get_stats(const api *a, http_reply *out)
 {
     json_t *all = json_pack("{s:s, s:s, s:I, s:n, s:[]}", "version", imp_version(), "model", a->model.id,
@@ -93,6 +107,7 @@ static void get_stats(const api *a, http_reply *out)
             "evicted_prefixes", whole(s.evicted_nodes), "commits", whole(s.commits), "commits_refused",
             whole(s.commits_refused), "corrupt_chunks", whole(s.corrupt_chunks), "io_errors", whole(s.io_errors),
             "io_mode", s.io_mode, "note", engine_note(a->engine));
+        json_object_set_new(store, "faults", faults_json(a->store));
         json_t *tiers = json_object_get(all, "tiers");
         json_array_append_new(tiers, tier_json("device", s.device_bytes, a->device_limit));
         json_array_append_new(tiers, tier_json("host", s.host_bytes, a->host_limit));

@@ -443,14 +443,26 @@ static void handle_model(void *user, http_request *r, http_reply *out)
     oai_write_model(&out->body, &a->model);
 }
 
+/* What is wrong with the store is no reason to send requests elsewhere: they are answered, with less reuse. No line of
+ * the log, which names files: anybody may ask. */
 static void handle_health(void *user, http_request *r, http_reply *out)
 {
     const api *a = user;
     (void)r;
+    imp_fault faults[IMP_FAULTS_MAX];
     bool leaving = engine_draining(a->engine);
-    const char *text = leaving ? "{\"status\":\"shutting_down\"}\n" : "{\"status\":\"ok\"}\n";
+    int n = a->store ? imp_store_faults(a->store, faults) : 0;
+    char text[192];
     out->status = leaving ? 503 : 200;
+    snprintf(text, sizeof text, "{\"status\":\"%s\"", leaving ? "shutting_down" : "ok");
     oai_buffer_add(&out->body, text, strlen(text));
+    for (int i = 0; i < n; i++) {
+        snprintf(text, sizeof text, "%s{\"what\":\"%s\",\"error\":\"%s\",\"failures\":%llu,\"since\":%lld}",
+                 i == 0 ? ",\"store_faults\":[" : ",", faults[i].what, imp_status_text(faults[i].status),
+                 (unsigned long long)faults[i].n, (long long)faults[i].since_s);
+        oai_buffer_add(&out->body, text, strlen(text));
+    }
+    oai_buffer_add(&out->body, n > 0 ? "]}\n" : "}\n", n > 0 ? 3 : 2);
 }
 
 static void handle_metrics(void *user, http_request *r, http_reply *out)
