@@ -66,19 +66,37 @@ quick: ## build and run the unit tests only (seconds)
 	@$(MAKE) build || exit 1
 	ctest --test-dir build --output-on-failure -j $(J) -L unit || { $(call fail,unit tests failed$(comma) see above); }
 
-# $(1) preset, $(2) folder: build it and run its unit tests.
-checked = $(call ready); echo "== building with preset $(1) (in $(2)/)"; $(call configure,$(2),$(1)); \
+# $(1) preset, $(2) folder, $(3) labels, $(4) flags: build it and run its tests with these labels.
+checked = $(call ready); echo "== building with preset $(1) (in $(2)/)"; $(call configure,$(2),$(1),$(4)); \
 	cmake --build $(2) -j $(J) || { $(call fail,building with preset $(1) failed$(comma) see above); }; \
 	echo "== testing with preset $(1)"; \
-	ctest --preset $(1) -j $(J) -L unit || { $(call fail,tests with preset $(1) failed$(comma) see above); }
+	ctest --preset $(1) -j $(J) -L '$(3)' $(CTEST_ARGS) || { $(call fail,tests with preset $(1) failed$(comma) see above); }
+
+# All but what runs the program: that has a model in it, and llama.cpp, which isn't instrumented.
+without_program = unit|model|fault|fuzz
 
 .PHONY: asan
-asan: ## build with AddressSanitizer and UBSan, run the unit tests
-	@$(call checked,asan-ubsan,build-asan)
+asan: ## build with AddressSanitizer and UBSan, run all tests but those of the whole program (20 minutes)
+	@$(call checked,asan-ubsan,build-asan,$(without_program),$(llama_flag))
 
 .PHONY: tsan
-tsan: ## build with ThreadSanitizer, run the unit tests
-	@$(call checked,tsan,build-tsan)
+tsan: ## build without llama.cpp with ThreadSanitizer, run all tests of that (half an hour)
+	@$(call checked,tsan,build-tsan,$(without_program))
+
+.PHONY: valgrind
+valgrind: ## build without llama.cpp, run all tests of that under valgrind (hours; needs the package valgrind)
+	@command -v valgrind >/dev/null || { $(call fail,valgrind is not installed); }
+	$(call checked,valgrind,build-valgrind,$(without_program))
+
+FUZZ_SECONDS ?= 60
+.PHONY: fuzz
+fuzz: ## fuzz each reader of foreign bytes and the library (FUZZ_SECONDS=60 each; FUZZ="api http": only these)
+	@$(call ready)
+	echo "== building with preset fuzz (in build-fuzz/)"
+	$(call configure,build-fuzz,fuzz,$(llama_flag))
+	cmake --build build-fuzz --target fuzzers -j $(J) || { $(call fail,building with preset fuzz failed$(comma) see above); }
+	echo "== fuzzing, $(FUZZ_SECONDS) s each"
+	bash tests/fuzz/run.sh build-fuzz $(FUZZ_SECONDS) $(FUZZ) || { $(call fail,fuzzing found something$(comma) see above); }
 
 KILLS ?= 1000
 CORRUPTIONS ?= 10000
@@ -95,11 +113,11 @@ crash: ## kill -9 at KILLS=1000 moments, damage CORRUPTIONS=10000 stores (some m
 
 .PHONY: clang
 clang: ## build with clang, warnings as errors, run the unit tests
-	@$(call checked,clang,build-clang)
+	@$(call checked,clang,build-clang,unit)
 
 .PHONY: debug
 debug: ## debug build, run the unit tests
-	@$(call checked,debug,build-debug)
+	@$(call checked,debug,build-debug,unit)
 
 .PHONY: bench
 bench: build ## run the benchmarks (bench/)
@@ -123,4 +141,4 @@ install: build ## install below PREFIX (DESTDIR is honoured)
 .PHONY: clean
 clean: ## remove the build folders (not the cache)
 	@echo "== removing build folders"
-	rm -rf build build-asan build-tsan build-clang build-debug
+	rm -rf build build-asan build-tsan build-valgrind build-fuzz build-clang build-debug
