@@ -61,6 +61,8 @@ __attribute__((format(printf, 2, 3))) static int fail(char error[SWITCH_ERROR_BY
     va_start(ap, fmt);
     vsnprintf(error, SWITCH_ERROR_BYTES, fmt, ap);
     va_end(ap);
+    for (char *c = error; *c; c++) /* what it quotes may be of several lines */
+        if (*c == '\n' || *c == '\r') *c = ' ';
     return -1;
 }
 
