@@ -13,6 +13,7 @@
 typedef struct app_row {
     const char *system;
     double retention;
+    double mass_asked; /* 0: the retention is what was asked for, else the most */
     size_t prompt_tokens, prefix_tokens;
     uint64_t ttft_ns;
     imp_llama_report report;

@@ -29,6 +29,14 @@ static uint64_t compute_ns(const app_row *row)
     return row->ttft_ns > others ? row->ttft_ns - others : 0;
 }
 
+/* As it was asked for, or as it came out where the mass was asked for. */
+static double retention_got(const app_row *row)
+{
+    const imp_llama_report *r = &row->report;
+    if (!(row->mass_asked > 0) || r->matched_tokens == 0) return row->retention;
+    return (double)r->loaded_tokens / (double)r->matched_tokens;
+}
+
 json_t *report_text(const char *text)
 {
     json_t *s = json_string(text);
@@ -50,7 +58,8 @@ json_t *report_json(const app_row *row, const char *model)
     int bad = 0;
     bad |= json_object_set_new(o, "system", json_string(row->system));
     bad |= json_object_set_new(o, "model", report_text(model));
-    bad |= json_object_set_new(o, "retention", json_real(row->retention));
+    bad |= json_object_set_new(o, "retention", json_real(retention_got(row)));
+    if (row->mass_asked > 0) bad |= json_object_set_new(o, "mass_asked", json_real(row->mass_asked));
     bad |= json_object_set_new(o, "way", json_string(way_name(r->way)));
     bad |= json_object_set_new(o, "reason", json_string(imp_llama_reason_name(r->reason)));
     if (r->expected_ns[IMP_LLAMA_WAY_COMPUTED])
@@ -115,6 +124,9 @@ void report_line(const app_row *row)
     fprintf(stderr, "[%zu tokens of prompt: %zu matched, %zu loaded, %zu computed; %s read for KV of %s]\n",
             row->prompt_tokens, r->matched_tokens, r->loaded_tokens, r->query_tokens, text_bytes(r->bytes_read, read),
             text_bytes(r->bytes_full, full));
+    if (row->mass_asked > 0 && r->way == IMP_LLAMA_WAY_PARTIAL)
+        fprintf(stderr, "[%.1f %% of the prefix hold %.3f of the attention, asked for %.3f]\n",
+                100 * retention_got(row), r->mass, row->mass_asked);
     if (r->expected_ns[IMP_LLAMA_WAY_COMPUTED])
         fprintf(stderr, "[%s (%s): expected %.1f ms to compute, %.1f whole, %.1f in part]\n", way_name(r->way),
                 imp_llama_reason_name(r->reason), (double)r->expected_ns[0] / 1e6, (double)r->expected_ns[1] / 1e6,
@@ -178,6 +190,10 @@ static double f_fallback(const app_row *r)
 {
     return r->report.n_selected ? 100.0 * r->report.n_fallback / r->report.n_selected : 0;
 }
+static double f_mass(const app_row *r)
+{
+    return 100 * r->report.mass;
+}
 static double f_full(const app_row *r)
 {
     return (double)r->report.bytes_full;
@@ -204,6 +220,7 @@ int report_table(const app_row *rows, size_t n_rows)
         {"prefix tokens", f_prefix, "%.0f"},  {"  matched", f_matched, "%.0f"}, {"  loaded", f_loaded, "%.0f"},
         {"tokens computed", f_query, "%.0f"}, {"bytes read", f_read, NULL},     {"  to identify", f_identify_bytes, NULL},
         {"bytes of the prefix", f_full, NULL}, {"layers by all keys, %", f_fallback, "%.0f"},
+        {"attention held, %", f_mass, "%.1f"},
     };
     /* Groups of adjacent rows of one system. */
     size_t n_groups = 0;
@@ -218,7 +235,9 @@ int report_table(const app_row *rows, size_t n_rows)
 
     ok = ok && text_table_add(t, "%s", "");
     for (size_t g = 0; ok && g < n_groups; g++)
-        ok = group[g]->retention < 1 ? text_table_add(t, "%s %.0f %%", group[g]->system, group[g]->retention * 100)
+        ok = group[g]->mass_asked > 0
+                 ? text_table_add(t, "%s auto %.4g", group[g]->system, group[g]->mass_asked)
+             : group[g]->retention < 1 ? text_table_add(t, "%s %.0f %%", group[g]->system, group[g]->retention * 100)
                                      : text_table_add(t, "%s", group[g]->system);
     for (size_t l = 0; ok && l < sizeof lines / sizeof *lines; l++) {
         ok = text_table_add(t, "%s", lines[l].label);

@@ -1,5 +1,4 @@
 /* impress run: the main job. */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +8,7 @@
 #include "commands.h"
 #include "options.h"
 #include "report.h"
+#include "retention.h"
 #include "store_options.h"
 #include "text.h"
 
@@ -16,14 +16,13 @@ typedef struct run_settings {
     store_settings store;
     const char *model, *prefix_file, *system, *salt, *cache_type;
     opt_texts questions;
-    double retention; /* RETENTION_DEFAULT: not given */
+    const char *retention;
     double temperature;
     uint64_t n_answer, n_ctx, n_threads, n_batch, n_ubatch, seed;
     bool compare, json, raw, store_derived, adaptive, verbose;
 } run_settings;
 
 #define AT(member) offsetof(run_settings, member)
-#define RETENTION_DEFAULT HUGE_VAL
 #define DEFAULT_SYSTEM "impress"
 
 static const opt options[] = {
@@ -33,8 +32,9 @@ static const opt options[] = {
     {"system", 's', OPT_TEXT, AT(system), "NAME",
      "how the prefix is brought back: NAME or NAME+SWITCH=VALUE...;\n"
      "`impress systems` lists them (default: " DEFAULT_SYSTEM ")", false},
-    {"retention", 'r', OPT_REAL, AT(retention), "SHARE",
-     "share of the prefix's tokens that each layer gets, over 0\nto 1 (default: 0.25 for systems that choose)", false},
+    {"retention", 'r', OPT_TEXT, AT(retention), "SHARE",
+     "share of the prefix's tokens that each layer gets, over 0\nto 1 (default: 0.25 for systems that choose);\n"
+     "auto[:MASS[:LEAST-MOST]]: as few as hold so much of the\nattention (0.9), and between those bounds (0.05-0.5)", false},
     {"adaptive", 0, OPT_FLAG, AT(adaptive), NULL,
      "load in part only where that looks quickest, else whole, and\ncompute what is stored where that looks quicker", false},
     {"n-predict", 'n', OPT_COUNT, AT(n_answer), "N", "length of the answer, tokens (default: 128)", false},
@@ -84,9 +84,12 @@ typedef struct run_system {
 static int make_system(const char *name, const run_settings *s, const switch_settings *given, run_system *out)
 {
     char error[SWITCH_ERROR_BYTES];
-    double retention = s->retention != RETENTION_DEFAULT ? s->retention : 0.25;
-    if (app_system_make("--system", name, given, retention, &out->system, error) < 0)
+    app_retention retention;
+    if (!retention_parse(s->retention, &retention))
+        return opt_misuse(&run_command, "--retention wants " RETENTION_WANTS ", not `%s`", s->retention);
+    if (app_system_make("--system", name, given, retention.share, &out->system, error) < 0)
         return opt_misuse(&run_command, "%s", error);
+    if (out->system.chooses) retention_apply(&retention, &out->system.load);
     imp_llama_request_init(&out->request);
     app_system_request(&out->system, &out->request);
     out->request.store_derived = s->store_derived;
@@ -102,8 +105,6 @@ static int check(const run_settings *s)
     for (size_t i = 0; i < s->questions.n; i++)
         if (s->questions.items[i][strspn(s->questions.items[i], " \t\r\n")] == '\0')
             return opt_misuse(&run_command, "the question is empty");
-    if (s->retention != RETENTION_DEFAULT && !(s->retention > 0 && s->retention <= 1))
-        return opt_misuse(&run_command, "--retention wants a share over 0 and up to 1, not %g", s->retention);
     if (s->temperature < 0) return opt_misuse(&run_command, "--temp wants 0 or more, not %g", s->temperature);
     if (s->cache_type && strcmp(s->cache_type, "f16") && strcmp(s->cache_type, "q8_0"))
         return opt_misuse(&run_command, "--cache-type: `%s` is not one of f16, q8_0", s->cache_type);
@@ -189,6 +190,7 @@ static app_row *next_row(run *r, const run_system *system)
     app_row *row = &r->rows[r->n_rows++];
     row->system = system->system.name;
     row->retention = system->request.load.retention;
+    row->mass_asked = (double)system->request.load.mass;
     return row;
 }
 
@@ -331,7 +333,7 @@ static int print_json(const run *r)
 
 int cmd_run(int argc, char **argv)
 {
-    run_settings s = {.retention = RETENTION_DEFAULT, .n_answer = 128, .n_batch = 2048, .n_ubatch = 512, .seed = 1};
+    run_settings s = {.n_answer = 128, .n_batch = 2048, .n_ubatch = 512, .seed = 1};
     int n_positional;
     int rc = opt_parse(&run_command, argc, argv, &s, &n_positional);
     if (rc) return rc == 1 ? 0 : rc;
@@ -345,7 +347,9 @@ int cmd_run(int argc, char **argv)
     if ((rc = store_settings_apply(&run_command, &s.store, &opts)) != 0) return rc;
     app_system_store(&r.system.system, &opts);
     app_system_notes(&r.system.system, 1);
-    if (s.retention != RETENTION_DEFAULT && s.retention < 1 && !r.system.system.chooses && !s.compare)
+    app_retention retention;
+    bool some = s.retention && retention_parse(s.retention, &retention) && (retention.share < 1 || retention.mass > 0);
+    if (some && !r.system.system.chooses && !s.compare)
         fprintf(stderr, "impress: note: system %s loads every token, whatever the retention\n", r.system.system.name);
 
     app_log_show(s.verbose);

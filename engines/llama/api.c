@@ -220,7 +220,8 @@ const char *imp_llama_note(imp_llama *ctx, const imp_llama_request *request)
 {
     enum { PAPER_PROBE_HEADS = 3 };
     const imp_load_opts *o = &request->load;
-    if (!ctx->space || request->recompute || o->switches.identify == IMP_IDENTIFY_NONE || o->retention >= 1) return "";
+    bool asks_part = o->switches.identify != IMP_IDENTIFY_NONE && (o->retention < 1 || o->mass > 0);
+    if (!ctx->space || request->recompute || !asks_part) return "";
     if (ctx->fit != IMP_LLAMA_FIT_FULL) {
         snprintf(ctx->note, sizeof ctx->note, "prefixes are loaded whole: %s", ctx->why);
         return ctx->note;

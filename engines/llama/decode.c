@@ -70,6 +70,7 @@ static void open_report(lc_seq *s)
     bool generates = s->n_share == 1 && s->has_output && s->state == LC_SEQ_REAL && s->answered;
     if (!s->in_prompt && !generates) {
         s->report = (imp_llama_report){.mass = 1};
+        s->report.reason = s->request.recompute ? IMP_LLAMA_REASON_ASKED : IMP_LLAMA_REASON_NOTHING; /* until a load */
         s->in_prompt = true;
         s->want_save = s->answered = false;
     }

@@ -78,17 +78,21 @@ static plan plan_whole(const imp_llama *ctx, const lc_seq *s, bool exactly, size
     return p;
 }
 
+static bool asks_part(const imp_load_opts *o)
+{
+    return o->switches.identify != IMP_IDENTIFY_NONE && (o->retention < 1 || o->mass > 0);
+}
+
 /* False: it can't be loaded in part, or needn't. */
 static bool plan_part(const imp_llama *ctx, const lc_seq *s, plan *out)
 {
     const imp_llama_request *r = &s->request;
-    bool selects = ctx->fit == IMP_LLAMA_FIT_FULL && r->load.switches.identify != IMP_IDENTIFY_NONE &&
-                   r->load.retention < 1;
+    bool selects = ctx->fit == IMP_LLAMA_FIT_FULL && asks_part(&r->load);
     if (!selects || s->n <= ctx->min_query) return false;
     size_t most = s->n - ctx->min_query;
     *out = (plan){.prefix = s->n_leased < most ? s->n_leased : most, .partial = true, .opts = r->load};
     size_t k = (size_t)ceil(r->load.retention * (double)out->prefix);
-    return out->prefix >= MIN_PARTIAL && k < out->prefix;
+    return out->prefix >= MIN_PARTIAL && (k < out->prefix || r->load.mass > 0);
 }
 
 /* How long a plan takes: reads go on while the model computes, the rest doesn't. Negative: it isn't known. */
@@ -129,7 +133,7 @@ static bool adapt(const imp_llama *ctx, lc_seq *s, const plan *whole, const plan
 static plan make_plan(const imp_llama *ctx, lc_seq *s, bool exactly, size_t n_min_computed)
 {
     const imp_llama_request *r = &s->request;
-    bool asked = r->load.switches.identify != IMP_IDENTIFY_NONE && r->load.retention < 1;
+    bool asked = asks_part(&r->load);
     plan part, out, whole = plan_whole(ctx, s, exactly, n_min_computed);
     bool can_part = !exactly && plan_part(ctx, s, &part);
     if (exactly) return whole;

@@ -453,6 +453,10 @@ typedef struct imp_load_opts {
     uint32_t period;         /* CHUNKS: layers that share the choice of the first of them; 0: 4 */
     imp_rank rank;           /* STATIC */
     imp_record record;
+    float mass;            /* above 0, below 1: the number of tokens is chosen, for all layers alike: so few that they
+                              hold this share of the attention, mean over the layers, as far as what earlier requests
+                              found tells (docs/systems.md). `retention` is then the most. 0: `retention` says it */
+    float least_retention; /* with `mass`: no fewer than this share of the tokens; 0: 0.05 */
 } imp_load_opts;
 
 /* Fill in the defaults (everything, in order of layers, as system `as`, with the store's cache policy) for a caller
@@ -471,7 +475,8 @@ int imp_load_opts_check(const imp_load_opts *opts);
  * sketches, a ranking) is no error: see n_fallback, and IMP_RANK_PREFILL. */
 int imp_load_begin(imp_lease *lease, const imp_load_opts *opts, imp_load **out);
 
-/* Tokens each layer gets: k = ceil(retention x n), of the n that the lease covers; all n with IMP_IDENTIFY_NONE. */
+/* Tokens each layer gets: k = ceil(retention x n), of the n that the lease covers, or with `mass` as few as do; all n with
+ * IMP_IDENTIFY_NONE. */
 size_t imp_load_count(const imp_load *load);
 
 /* What a load would take, before it begins: a guess, by the chunks that tiers hold, by what the store's disk costs

@@ -25,6 +25,7 @@ struct imp_session {
     unsigned n_idle;
     imp_read_costs costs;
     imp_habits habits[IMP_IDENTIFY_RANDOM + 1];
+    double sharpness[IMP_IDENTIFY_RANDOM + 1]; /* 0: not known */
     double pace; /* 0: not known */
 };
 
@@ -38,7 +39,6 @@ static void channel_free(imp_channel *c)
 {
     imp_chooser_free(c->chooser);
     imp_free(c->wide);
-    imp_free(c->query);
     imp_scorer_free(c->scorer);
     imp_pool_free(c->pool);
     imp_io_queue_free(c->queue);
@@ -209,22 +209,9 @@ static unsigned score_threads(void)
     return n < 1 ? 1 : n > MAX_SCORE_THREADS ? MAX_SCORE_THREADS : (unsigned)n;
 }
 
-static int grow_query(imp_channel *c, size_t rows, uint32_t heads, uint32_t head_dim)
+int imp_channel_scorer(imp_channel *c, size_t tokens, size_t rows, uint32_t heads, uint32_t head_dim)
 {
-    size_t n = rows * heads * head_dim; /* as many as the caller has in memory */
-    if (n <= c->max_query) return 0;
-    float *query = imp_realloc_array(NULL, n, sizeof *query);
-    if (!query) return imp_fail(IMP_E_NOMEM, "no memory for %zu rows of queries", rows);
-    imp_free(c->query);
-    c->query = query;
-    c->max_query = n;
-    return 0;
-}
-
-int imp_channel_scorer(imp_channel *c, size_t tokens, size_t rows, uint32_t heads, uint32_t head_dim, bool keep)
-{
-    int rc = keep ? grow_query(c, rows, heads, head_dim) : 0;
-    if (rc < 0) return rc;
+    int rc;
     if (c->scorer && tokens <= c->max_tokens && rows <= c->max_rows && heads <= c->max_heads &&
         head_dim <= c->max_head_dim)
         return 0;
@@ -313,12 +300,32 @@ void imp_session_learn(imp_session *session, imp_identify identify, double share
     double read_bytes = n_reads ? (double)n_bytes / (double)n_reads : 0;
     pthread_mutex_lock(&session->mutex);
     imp_habits *h = &session->habits[identify];
-    if (h->n == 0) *h = (imp_habits){0, share, held, read_bytes};
+    if (h->n == 0) *h = (imp_habits){0, share, held, read_bytes, h->kept};
     if (n_reads && !(h->read_bytes > 0)) h->read_bytes = read_bytes;
     h->n += h->n < UINT32_MAX;
     average(&h->share, share);
     average(&h->held, held);
     if (n_reads) average(&h->read_bytes, read_bytes);
+    pthread_mutex_unlock(&session->mutex);
+}
+
+double imp_session_sharpness(imp_session *session, imp_identify identify)
+{
+    pthread_mutex_lock(&session->mutex);
+    double times = session->sharpness[identify];
+    pthread_mutex_unlock(&session->mutex);
+    return times > 0 ? times : 1;
+}
+
+void imp_session_sharpness_learn(imp_session *session, imp_identify identify, double times, double kept)
+{
+    double bound = times < 0.05 ? 0.05 : times > 20 ? 20 : times; /* no request changes everything */
+    pthread_mutex_lock(&session->mutex);
+    double *old = &session->sharpness[identify], *share = &session->habits[identify].kept;
+    if (*old > 0) average(old, bound);
+    else *old = bound;
+    if (*share > 0) average(share, kept);
+    else *share = kept;
     pthread_mutex_unlock(&session->mutex);
 }
 

@@ -29,8 +29,6 @@ struct imp_channel {
     imp_scorer *scorer;
     size_t max_tokens, max_rows; /* what the scorer is made for */
     uint32_t max_heads, max_head_dim;
-    float *query;            /* the rows that score, kept for later */
-    size_t max_query;        /* floats */
     unsigned char *wide;     /* all keys of a layer, widened or rebuilt */
     size_t wide_bytes;
     imp_chooser *chooser;
@@ -59,8 +57,8 @@ void imp_tier_give(imp_session *session, imp_tier *tier); /* NULL is allowed */
 int imp_channel_take(imp_session *session, size_t arena_bytes, imp_channel **out);
 void imp_channel_give(imp_session *session, imp_channel *channel);
 
-/* Make sure that channel->scorer can do so much, and with `keep` that channel->query holds so many rows. */
-int imp_channel_scorer(imp_channel *channel, size_t tokens, size_t rows, uint32_t heads, uint32_t head_dim, bool keep);
+/* Make sure that channel->scorer can do so much. */
+int imp_channel_scorer(imp_channel *channel, size_t tokens, size_t rows, uint32_t heads, uint32_t head_dim);
 /* The same for channel->wide (which may lose what is in it) and channel->chooser. */
 int imp_channel_wide(imp_channel *channel, size_t n_bytes);
 int imp_channel_chooser(imp_channel *channel, size_t tokens, size_t pages);
@@ -76,12 +74,18 @@ typedef struct imp_habits {
     double share;      /* of the prefix's bytes, over the retention */
     double held;       /* of these, from the tiers */
     double read_bytes; /* of one read; 0: nothing was read */
+    double kept;       /* of the tokens, with opts.mass; 0: there were none */
 } imp_habits;
 
 void imp_session_habits(imp_session *session, imp_identify identify, imp_habits *out);
 /* One load more: its share, what of it was held, and its reads. */
 void imp_session_learn(imp_session *session, imp_identify identify, double share, double held, uint64_t n_reads,
                        uint64_t n_bytes);
+
+/* With opts.mass, how much of the attention was lost for what was foreseen to be: a moving average of the quotient; 1
+ * before there were any. `kept`: the share of the tokens that it took. */
+double imp_session_sharpness(imp_session *session, imp_identify identify);
+void imp_session_sharpness_learn(imp_session *session, imp_identify identify, double times, double kept);
 
 /* How many times as long as the costs say reads took in loads that mostly waited for them, a moving average; 1 before
  * there were any. */

@@ -100,3 +100,43 @@ double imp_mass_of(const float *scores, size_t n, const uint32_t *chosen, size_t
     for (size_t i = 0; i < k; i++) held += usable(scores[chosen[i]]);
     return all > 0 ? held / all : (double)k / (double)n;
 }
+
+/* Sort keys[n] by falling value: three rounds of 11 bits. `other`: [n]. Returns where they are. */
+static uint32_t *sort_falling(uint32_t *keys, uint32_t *other, size_t n)
+{
+    enum { BITS = 11, N = 1 << BITS };
+    for (unsigned shift = 0; shift < 32; shift += BITS) {
+        size_t starts[N + 1] = {0}; /* starts[d + 1] counts, then starts[d] is where digit d goes, the largest first */
+        for (size_t i = 0; i < n; i++) starts[N - (keys[i] >> shift & (N - 1))]++;
+        for (size_t d = 1; d <= N; d++) starts[d] += starts[d - 1];
+        for (size_t i = 0; i < n; i++) other[starts[N - 1 - (keys[i] >> shift & (N - 1))]++] = keys[i];
+        uint32_t *swap = keys;
+        keys = other;
+        other = swap;
+    }
+    return keys;
+}
+
+void imp_mass_curve_add(const float *scores, size_t n, double *curve, uint32_t *scratch)
+{
+    double all = 0, held = 0;
+    for (size_t i = 0; i < n; i++) {
+        float x = (float)usable(scores[i]); /* from 0 on: its bits are ordered as it is */
+        memcpy(&scratch[i], &x, sizeof x);
+        all += (double)x;
+    }
+    const uint32_t *sorted = sort_falling(scratch, scratch + n, n);
+    for (size_t k = 1; k <= n; k++) {
+        float x;
+        memcpy(&x, &sorted[k - 1], sizeof x);
+        held += (double)x;
+        curve[k] += !(all > 0) ? (double)k / (double)n : k == n || held > all ? 1 : held / all;
+    }
+}
+
+size_t imp_mass_count(const double *curve, double sum, size_t least, size_t most)
+{
+    size_t k = least;
+    while (k < most && curve[k] < sum) k++;
+    return k;
+}

@@ -25,4 +25,12 @@ void imp_choose_units(const float *scores, size_t n, const uint32_t *unit_of, si
 /* The share of the scores above 0 that out[k] hold; k / n where there are none. */
 double imp_mass_of(const float *scores, size_t n, const uint32_t *chosen, size_t k);
 
+/* How few tokens hold a share of the mass: the curve of several layers, added up, then the first place where it is high
+ * enough. imp_mass_curve_add() adds to curve[n + 1], for each k, the share of scores[n] that its k largest hold: as
+ * imp_mass_of() counts, k / n where no score is above 0. Scratch: [2 * n]. */
+void imp_mass_curve_add(const float *scores, size_t n, double *curve, uint32_t *scratch);
+
+/* The smallest k in [least, most] with curve[k] >= sum; `most` if there is none. */
+size_t imp_mass_count(const double *curve, double sum, size_t least, size_t most);
+
 #endif

@@ -64,7 +64,8 @@ static void share_of(imp_session *session, const imp_load_opts *o, const imp_pla
     const imp_seg_meta *meta = imp_seg_layout_meta(plan->spans[0].seg->layout);
     imp_habits h;
     imp_session_habits(session, o->switches.identify, &h);
-    *share = h.n ? h.share * o->retention : imp_costs_share(o->retention, meta->chunk_tokens, plan->mapped);
+    double kept = o->mass > 0 && h.kept > 0 && h.kept < o->retention ? h.kept : o->retention;
+    *share = h.n ? h.share * kept : imp_costs_share(kept, meta->chunk_tokens, plan->mapped);
     if (o->switches.identify == IMP_IDENTIFY_ALL_KEYS && *share < 0.5) *share = 0.5; /* all keys, at least */
     if (o->switches.identify == IMP_IDENTIFY_NONE) *share = 1;
     if (o->switches.identify == IMP_IDENTIFY_SKETCH && o->byte_share > 0 && *share > (double)o->byte_share)
@@ -119,6 +120,10 @@ void imp_estimate_learn(imp_load *load, uint64_t now_ns)
                  (double)load->plan.n_tokens;
     uint64_t hits = s->host_hit_bytes + s->device_hit_bytes;
     double taken = (double)(s->bytes_read + hits);
+    if (load->mass_foreseen > 0 && load->mass_foreseen < 1 && load->stats.n_selected)
+        imp_session_sharpness_learn(load->session, load->opts.switches.identify,
+                                    (1 - load->mass_sum / load->stats.n_selected) / (1 - load->mass_foreseen),
+                                    (double)load->k / (double)load->plan.n_tokens);
     if (!(all > 0) || !(taken > 0)) return;
     imp_session_learn(load->session, load->opts.switches.identify, taken / all, (double)hits / taken, s->n_reads,
                       s->bytes_read);

@@ -1,5 +1,4 @@
-/* gather.c: rows in the engine's memory, and what is left to do for a layer then: a sketch's scores made better, the
- * tiers told. */
+/* gather.c: rows in the engine's memory, and the tiers told what was used. */
 #include <string.h>
 
 #include "base/clock.h"
@@ -102,30 +101,6 @@ static int gather_span(imp_load *load, imp_slot *s, uint32_t layer, const imp_pl
     return rc < 0 ? rc : gather_region(load, s, layer, span, v, NULL);
 }
 
-/* A sketch's scores aren't worth recording as they are (docs/design/sketch.md). But the keys of the chosen tokens are
- * here: their exact scores, as large in all as the sketch made them, take the place of the sketch's. */
-static void record_sketch(imp_load *load, uint32_t layer, const target *keys)
-{
-    uint64_t start = imp_now_ns();
-    const imp_layer_shape *shape = &load->layers[layer];
-    float *exact = load->past;
-    for (size_t i = 0; i < load->k; i++) load->key_runs[i] = (imp_key_run){target_row(keys, i), 1};
-    const imp_keys chosen = {.type = load->type_k, .n_kv_heads = shape->n_kv_heads, .head_dim = shape->head_dim_k,
-                             .runs = load->key_runs, .n_runs = load->k, .n_tokens = load->k};
-    if (imp_score_h2o(load->channel->scorer, &load->query, load->query.n_rows, &chosen, exact, NULL) == 0) {
-        double by_sketch = 0, in_all = 0;
-        for (size_t i = 0; i < load->k; i++) {
-            by_sketch += (double)load->scores[load->chosen[i]];
-            in_all += (double)exact[i];
-        }
-        float scale = in_all > 0 ? (float)(by_sketch / in_all) : 0;
-        for (size_t i = 0; i < load->k; i++) load->scores[load->chosen[i]] = scale * exact[i];
-    }
-    imp_record_scores(load, layer, load->scores, false);
-    load->to_record = false;
-    load->stats.identify_ns += imp_now_ns() - start;
-}
-
 /* How much each unit mattered, as the policy of the tiers counts (src/cache/policy.h), in load->unit_sums. */
 static void weigh_units(imp_load *load)
 {
@@ -196,7 +171,6 @@ int imp_load_gather(imp_load *load, uint32_t layer, const imp_dst *dst)
         int rc = gather_span(load, s, layer, &load->plan.spans[i], &k, &v);
         if (rc < 0) return rc;
     }
-    if (load->to_record) record_sketch(load, layer, &k);
     if (load->host) feed_tiers(load, s, layer);
     load->has_selected = false;
     load->n_gathered++;

@@ -123,22 +123,6 @@ static int by_probe(imp_load *load, imp_slot *s, uint32_t layer, const imp_query
 
 /* ----------------------------------------------------------------------------------------------------- sketch ---- */
 
-/* The rows that score, packed into the channel's memory: for the gather, when the caller's are gone. */
-static void keep_query(imp_load *load, const imp_query *query, uint32_t head_dim)
-{
-    size_t n_rows = query->n_rows < load->opts.max_query_rows ? query->n_rows : load->opts.max_query_rows;
-    float *to = load->channel->query;
-    load->query = *query;
-    load->query.q = to;
-    load->query.n_rows = n_rows;
-    load->query.head_stride = head_dim;
-    load->query.row_stride = (size_t)query->n_heads * head_dim;
-    for (size_t r = query->n_rows - n_rows; r < query->n_rows; r++) {
-        for (uint32_t h = 0; h < query->n_heads; h++, to += head_dim)
-            memcpy(to, query->q + r * query->row_stride + h * query->head_stride, head_dim * sizeof *to);
-    }
-}
-
 /* Bytes of each unit, and how many of those that aren't there yet may be read. */
 static uint64_t page_budget(imp_load *load, const imp_slot *s)
 {
@@ -169,9 +153,52 @@ static int choose_pages(imp_load *load, const imp_slot *s, uint32_t layer, const
         .keep_first = load->opts.n_keep_first, .keep_last = load->opts.n_keep_last,
     };
     imp_page_result result;
-    int rc = imp_choose_pages(load->channel->chooser, &choice, read, load->own, &result);
-    if (rc == 0) load->mass = result.mass;
-    return rc;
+    return imp_choose_pages(load->channel->chooser, &choice, read, load->own, &result);
+}
+
+/* load->scores with what earlier requests found, in load->past, or as they are. */
+static const float *blended(imp_load *load, uint32_t layer)
+{
+    if (!imp_record_past(load, layer, load->past)) return load->scores;
+    imp_blend blend = imp_blend_default();
+    blend.weight = load->opts.history_weight;
+    imp_blend_scores(blend, load->scores, load->past, load->plan.n_tokens, load->past);
+    return load->past;
+}
+
+/* Rows come by units, so that more keys arrive than a sketch asked for. They are scored exactly, as large in all as the
+ * sketch made them; of these tokens the best are chosen (docs/design/sketch.md). */
+static int refine(imp_load *load, imp_slot *s, uint32_t layer, const imp_query *query)
+{
+    const imp_load_opts *o = &load->opts;
+    size_t n = load->plan.n_tokens, n_here;
+    uint32_t *here = load->votes;
+    float *exact = load->scratch, *compact = load->scratch + n;
+    imp_keys keys;
+    imp_stream_want_chosen(load, s, layer, load->own);
+    imp_stream_fetch(load, s);
+    imp_stream_ahead(load);
+    int rc = imp_keys_some(load, s, layer, load->unit_flags, here, &n_here, &keys);
+    if (rc < 0) return rc;
+
+    uint64_t start = imp_now_ns();
+    rc = imp_score_h2o(load->channel->scorer, query, o->max_query_rows, &keys, exact, NULL);
+    if (rc < 0) return rc;
+    double by_sketch = 0, in_all = 0;
+    for (size_t i = 0; i < n_here; i++) {
+        by_sketch += (double)load->scores[here[i]];
+        in_all += (double)exact[i];
+    }
+    double scale = in_all > 0 ? by_sketch / in_all : 0;
+    for (size_t i = 0; i < n_here; i++) load->scores[here[i]] = (float)(scale * (double)exact[i]);
+    const float *scores = blended(load, layer);
+    for (size_t i = 0; i < n_here; i++) compact[i] = scores[here[i]];
+    imp_top_k(compact, n_here, load->k, o->n_keep_first, o->n_keep_last, load->own, NULL, load->scratch);
+    for (size_t i = 0; i < load->k; i++) load->own[i] = here[load->own[i]];
+    load->mass = imp_mass_of(scores, n, load->own, load->k);
+    if (o->record == IMP_RECORD_HISTORY) imp_record_scores(load, layer, load->scores, false);
+    load->stats.identify_ns += imp_now_ns() - start;
+    return 0;
 }
 
 static int by_sketch(imp_load *load, imp_slot *s, uint32_t layer, const imp_query *query)
@@ -188,25 +215,16 @@ static int by_sketch(imp_load *load, imp_slot *s, uint32_t layer, const imp_quer
                           NULL);
     if (rc < 0) return rc;
     imp_normalise(load->scores, n, load->scores);
-    const float *scores = load->scores;
-    if (imp_record_past(load, layer, load->past)) {
-        imp_blend blend = imp_blend_default();
-        blend.weight = o->history_weight;
-        imp_blend_scores(blend, load->scores, load->past, n, load->past);
-        scores = load->past;
-    }
+    const float *scores = blended(load, layer);
     if (o->byte_share > 0) {
         rc = choose_pages(load, s, layer, scores);
         if (rc < 0) return rc;
     } else {
         imp_top_k(scores, n, load->k, o->n_keep_first, o->n_keep_last, load->own, NULL, load->scratch);
-        load->mass = imp_mass_of(scores, n, load->own, load->k);
     }
     load->has_scores = true;
-    load->to_record = o->record == IMP_RECORD_HISTORY;
-    if (load->to_record) keep_query(load, query, load->layers[layer].head_dim_k);
     load->stats.identify_ns += imp_now_ns() - start;
-    return 0;
+    return refine(load, s, layer, query);
 }
 
 /* --------------------------------------------------------------------------------------------- without queries ---- */
@@ -252,7 +270,7 @@ int imp_identify_layer(imp_load *load, uint32_t layer, const imp_query *query)
         uint64_t rows = imp_round_up(query->n_rows, 32); /* for what there is: any number of rows may be allowed */
         if (rows > load->opts.max_query_rows) rows = load->opts.max_query_rows;
         rc = imp_channel_scorer(load->channel, load->plan.n_tokens, rows, query->n_heads,
-                                load->layers[layer].head_dim_k, load->opts.switches.identify == IMP_IDENTIFY_SKETCH);
+                                load->layers[layer].head_dim_k);
     }
     if (rc < 0) return rc;
 

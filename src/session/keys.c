@@ -116,6 +116,65 @@ int imp_keys_all(imp_load *load, imp_slot *s, uint32_t layer, imp_keys *out)
     return 0;
 }
 
+/* Rows of a chunk in the engine's type, one run each, in load->key_runs by their tokens' places in the prefix. */
+static void list_chunk(imp_load *load, const imp_slot *s, uint32_t layer, const imp_plan_span *span, uint32_t c)
+{
+    const imp_seg_layout *layout = span->seg->layout;
+    const uint32_t *map = imp_seg_map(span->seg, layer);
+    imp_rest rest = imp_seg_layout_meta(layout)->rest;
+    size_t elements = (size_t)load->layers[layer].n_kv_heads * load->layers[layer].head_dim_k;
+    size_t row = imp_load_key_bytes(load, layer), coded = imp_seg_row_bytes(layout, IMP_REGION_K, layer);
+    size_t group_bytes = imp_rows_scales_bytes(rest, elements);
+    const unsigned char *codes = s->pieces[span->keys + c].bytes;
+    const unsigned char *scales = rest != IMP_REST_RAW ? s->pieces[span->scales].bytes : NULL;
+    uint32_t first, end = imp_plan_slots(span, c, &first);
+    for (uint32_t slot = first; slot < end; slot++, codes += coded) {
+        uint32_t t = imp_plan_token(span, map, slot);
+        if (t == IMP_PLAN_NONE) continue;
+        const unsigned char *key = codes;
+        if (scales) {
+            size_t group = (size_t)(map ? map[slot] : slot) / IMP_GROUP_TOKENS;
+            const void *own = scales + group * group_bytes;
+            unsigned char *to = load->channel->wide + t * row;
+            imp_rows_key_decode(rest, load->type_k, codes, own, elements, to);
+            key = to;
+        }
+        load->key_runs[t] = (imp_key_run){key, 1};
+    }
+    load->widened |= scales != NULL;
+}
+
+int imp_keys_some(imp_load *load, imp_slot *s, uint32_t layer, const unsigned char *units, uint32_t *tokens,
+                  size_t *n_tokens, imp_keys *out)
+{
+    const imp_layer_shape *shape = &load->layers[layer];
+    size_t n = 0;
+    imp_load_units(load, layer);
+    for (size_t i = 0; i < load->plan.n_spans; i++) {
+        const imp_plan_span *span = &load->plan.spans[i];
+        int rc = span->scales == IMP_PLAN_NONE ? 0 : imp_stream_check(load, s, layer, span, span->scales);
+        if (rc < 0) return rc;
+        for (uint32_t c = 0; c < span->n_chunks; c++) {
+            if (!units[span->first_unit + c]) continue;
+            rc = imp_stream_check(load, s, layer, span, span->keys + c);
+            if (rc < 0) return rc;
+            uint64_t start = imp_now_ns();
+            list_chunk(load, s, layer, span, c);
+            load->stats.gather_ns += imp_now_ns() - start;
+        }
+    }
+    for (size_t t = 0; t < load->plan.n_tokens; t++) {
+        if (!units[load->unit_of[t]]) continue;
+        load->key_runs[n] = load->key_runs[t];
+        tokens[n++] = (uint32_t)t;
+    }
+    *n_tokens = n;
+    *out = (imp_keys){.type = load->type_k, .n_kv_heads = shape->n_kv_heads, .head_dim = shape->head_dim_k,
+                      .runs = load->key_runs, .n_runs = merge(load->key_runs, n, imp_load_key_bytes(load, layer)),
+                      .n_tokens = n};
+    return 0;
+}
+
 int imp_keys_probe(imp_load *load, imp_slot *s, uint32_t layer, uint32_t kv_head, imp_keys *out)
 {
     uint32_t head_dim = load->layers[layer].head_dim_k;

@@ -14,6 +14,8 @@
 
 enum { DEFAULT_QUERY_ROWS = 32, DEFAULT_PROBE_HEADS = 3, DEFAULT_PERIOD = 4, LEAST_PROBE_HEADS = 16 };
 
+static const float default_least_retention = 0.05f;
+
 /* Sizes of arenas go in steps, so that a conversation's growing prefix doesn't move the buffers every time. */
 #define ARENA_LEAST (64u << 10)
 #define ARENA_STEP (16u << 20)
@@ -61,6 +63,10 @@ static int check_opts(imp_load_opts *o)
         return imp_fail(IMP_E_ARG, "probe_alpha %g, probe_similarity %g, byte_share %g, history_weight %g: must be "
                         "finite, and the first three not below 0", (double)o->probe_alpha,
                         (double)o->probe_similarity, (double)o->byte_share, (double)o->history_weight);
+    if (!(o->mass >= 0 && o->mass < 1) || !(o->least_retention >= 0 && o->least_retention <= 1))
+        return imp_fail(IMP_E_ARG, "mass %g is not from 0 to below 1, or least_retention %g not from 0 to 1",
+                        (double)o->mass, (double)o->least_retention);
+    if (!(o->least_retention > 0)) o->least_retention = default_least_retention;
     if (!o->max_query_rows) o->max_query_rows = DEFAULT_QUERY_ROWS;
     if (!o->n_probe_heads) o->n_probe_heads = DEFAULT_PROBE_HEADS;
     if (!(o->probe_alpha > 0)) o->probe_alpha = 0.6f;
@@ -89,12 +95,16 @@ int imp_load_opts_check(const imp_load_opts *opts)
     return opts ? take_opts(opts, &o) : imp_fail(IMP_E_ARG, "imp_load_opts_check: no options");
 }
 
-/* The k of imp_load_count(). The product's rounding error must not ask for one token more. */
+/* The product's rounding error must not ask for one token more. */
+static size_t part_of(double share, size_t n)
+{
+    double k = ceil(share * (double)n * (1 - 1e-12));
+    return k < 1 ? 1 : k > (double)n ? n : (size_t)k;
+}
+
 size_t imp_load_count_of(const imp_load_opts *o, size_t n)
 {
-    if (o->switches.identify == IMP_IDENTIFY_NONE) return n;
-    double k = ceil(o->retention * (double)n * (1 - 1e-12));
-    return k < 1 ? 1 : k > (double)n ? n : (size_t)k;
+    return o->switches.identify == IMP_IDENTIFY_NONE ? n : part_of(o->retention, n);
 }
 
 static size_t arena_step(size_t n_bytes)
@@ -158,6 +168,37 @@ static int find_ways(imp_load *load)
             break;
         }
     }
+    return rc;
+}
+
+/* With opts.mass: as many tokens as hold so much of what earlier requests found important, or the prompt's own queries
+ * where there were none, in layers evenly spread. What a request finds is sharper than the mean of many: by how much,
+ * loads before showed. */
+static int count_by_mass(imp_load *load)
+{
+    enum { MOST_LAYERS = 16 };
+    const imp_load_opts *o = &load->opts;
+    size_t n = load->plan.n_tokens, n_curves = 0;
+    uint32_t step = (load->n_layers + MOST_LAYERS - 1) / MOST_LAYERS;
+    if (!(o->mass > 0) || o->switches.identify == IMP_IDENTIFY_NONE) return 0;
+    double *curve = imp_calloc(n + 1, sizeof *curve);
+    uint32_t *sorting = imp_realloc_array(NULL, n, 2 * sizeof *sorting);
+    float *scores = imp_realloc_array(NULL, n, sizeof *scores);
+    int rc = curve && sorting && scores ? 0 : imp_fail(IMP_E_NOMEM, "no memory to load %zu tokens", n);
+    for (uint32_t l = 0; rc == 0 && l < load->n_layers; l += step) {
+        if (!imp_record_known(load, l, scores)) continue;
+        imp_mass_curve_add(scores, n, curve, sorting);
+        n_curves++;
+    }
+    if (rc == 0 && n_curves > 0) {
+        double lost = (1 - (double)o->mass) / imp_session_sharpness(load->session, o->switches.identify);
+        size_t most = load->k, least = part_of((double)o->least_retention, n);
+        load->k = imp_mass_count(curve, (double)n_curves * (1 - lost), least < most ? least : most, most);
+        load->mass_foreseen = curve[load->k] / (double)n_curves;
+    }
+    imp_free(scores);
+    imp_free(sorting);
+    imp_free(curve);
     return rc;
 }
 
@@ -295,12 +336,14 @@ static int prepare(imp_load *load)
     if (!load->ahead_bytes || !load->how || !load->ropes) return imp_fail(IMP_E_NOMEM, "no memory for a load");
     rc = find_ways(load);
     if (rc < 0) return rc;
+    rc = imp_record_begin(load);
+    if (rc < 0) return rc;
+    rc = count_by_mass(load);
+    if (rc < 0) return rc;
     rc = take_scratch(load);
     if (rc < 0) return rc;
     size_t arena_bytes = arena_step(imp_stream_measure(load));
     rc = take_slots(load);
-    if (rc < 0) return rc;
-    rc = imp_record_begin(load);
     if (rc < 0) return rc;
     rc = imp_channel_take(load->session, arena_bytes, &load->channel);
     if (rc < 0) return rc;
@@ -316,21 +359,8 @@ static void begin_pass(imp_load *load)
     load->at_work = load->n_layers;
     load->next_select = 0;
     load->period = UINT32_MAX;
-    load->has_selected = load->has_guess = load->has_scores = load->to_record = false;
+    load->has_selected = load->has_guess = load->has_scores = false;
     imp_stream_ahead(load);
-}
-
-/* What of the last layer asked for has yet to be recorded, where its rows weren't gathered. */
-static void record_rest(imp_load *load)
-{
-    if (load->to_record && !load->dead) imp_record_scores(load, load->at_work, load->scores, false);
-    load->to_record = false;
-}
-
-static void end_pass(imp_load *load)
-{
-    record_rest(load);
-    imp_stream_stop(load);
 }
 
 int imp_load_begin(imp_lease *lease, const imp_load_opts *opts, imp_load **out)
@@ -394,7 +424,7 @@ int imp_load_rewind(imp_load *load)
     if (load->dead) return imp_fail(load->dead, "the load failed before");
     imp_kept_line kept;
     imp_error_keep(&kept);
-    end_pass(load);
+    imp_stream_stop(load);
     begin_pass(load);
     return imp_error_back(&kept, 0);
 }
@@ -414,7 +444,7 @@ void imp_load_end(imp_load *load, imp_load_stats *stats)
     }
     imp_kept_line kept;
     imp_error_keep(&kept);
-    end_pass(load);
+    imp_stream_stop(load);
     (void)imp_error_back(&kept, 0);
     imp_estimate_learn(load, imp_now_ns());
     imp_load_get_stats(load, stats);
@@ -454,7 +484,6 @@ int imp_load_select(imp_load *load, uint32_t layer, const imp_query *query, cons
     if (rc < 0) return rc;
     imp_kept_line kept;
     imp_error_keep(&kept);
-    record_rest(load);
     load->has_selected = false;
     imp_stream_enter(load, layer);
     rc = imp_identify_layer(load, layer, query);

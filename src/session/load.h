@@ -120,12 +120,9 @@ struct imp_load {
     uint32_t *unit_bytes;    /* [n_units] */
     unsigned char *unit_flags; /* [2 * n_units]: resident, read */
     unsigned char *token_flags; /* [n_tokens] */
-    bool widened;            /* channel->wide holds all keys of the layer at work, in the engine's type */
+    bool widened;            /* channel->wide holds keys of the layer at work in the engine's type, all or those in flagged units */
 
-    /* what is left to be recorded of the layer at work */
     bool has_scores;   /* `scores` are of this layer, or of the period's first: for the tiers */
-    bool to_record;    /* a sketch's scores, which gather makes better */
-    imp_query query;   /* a copy of the rows that score, in channel->query */
 
     imp_load_stats stats;
     double mass_sum;
@@ -190,6 +187,11 @@ void imp_estimate_learn(imp_load *load, uint64_t now_ns);
 /* All keys of a layer, in the order of the prefix, in load->key_runs. */
 int imp_keys_all(imp_load *load, imp_slot *s, uint32_t layer, imp_keys *out);
 /* Keys of one KV head, from the probe regions. */
+/* Keys of the tokens in flagged units, which were asked for, in the order of the prefix: in load->key_runs, and which
+ * tokens these are in tokens[n_tokens]. What is read for them is read to be loaded, and doesn't count as identification.
+ * There is at least one. */
+int imp_keys_some(imp_load *load, imp_slot *s, uint32_t layer, const unsigned char *units, uint32_t *tokens,
+                  size_t *n_tokens, imp_keys *out);
 int imp_keys_probe(imp_load *load, imp_slot *s, uint32_t layer, uint32_t kv_head, imp_keys *out);
 /* Codes in load->sketch_runs. */
 int imp_keys_sketch(imp_load *load, imp_slot *s, uint32_t layer);
@@ -213,6 +215,9 @@ void imp_record_end(imp_load *load);
 bool imp_record_past(const imp_load *load, uint32_t layer, float *past);
 /* A ranking, tokens without one behind all that have one, the older they are the further. */
 void imp_record_ranking(const imp_load *load, uint32_t layer, float *scores);
+/* How a layer's tokens matter, as far as it is known before its queries: the history, else the ranking by the prompt's
+ * own, else all alike; false: nothing is known of any. */
+bool imp_record_known(const imp_load *load, uint32_t layer, float *scores);
 /* Tell the segments of a layer's scores, over the whole prefix; `exact`: of all keys. */
 void imp_record_scores(imp_load *load, uint32_t layer, const float *scores, bool exact);
 

@@ -13,7 +13,8 @@ int imp_record_begin(imp_load *load)
     bool scores = identify == IMP_IDENTIFY_ALL_KEYS || identify == IMP_IDENTIFY_PROBE ||
                   identify == IMP_IDENTIFY_CHUNKS || identify == IMP_IDENTIFY_SKETCH;
     load->reads_history = identify == IMP_IDENTIFY_SKETCH && load->opts.history_weight > 0;
-    if (!(scores && load->opts.record != IMP_RECORD_NOTHING) && !load->reads_history &&
+    bool counts = load->opts.mass > 0 && identify != IMP_IDENTIFY_NONE;
+    if (!(scores && load->opts.record != IMP_RECORD_NOTHING) && !load->reads_history && !counts &&
         identify != IMP_IDENTIFY_STATIC)
         return 0;
 
@@ -42,6 +43,21 @@ bool imp_record_past(const imp_load *load, uint32_t layer, float *past)
         const imp_plan_span *span = &load->plan.spans[i];
         any |= imp_history_read(load->histories[i], layer, span->segment_first, span->n_tokens,
                                 past + span->prefix_first) > 0;
+    }
+    return any;
+}
+
+bool imp_record_known(const imp_load *load, uint32_t layer, float *scores)
+{
+    bool any = false;
+    for (size_t i = 0; i < load->plan.n_spans; i++) {
+        const imp_plan_span *span = &load->plan.spans[i];
+        float *own = scores + span->prefix_first;
+        bool known = imp_history_read(load->histories[i], layer, span->segment_first, span->n_tokens, own) > 0 ||
+                     imp_history_ranking(load->histories[i], IMP_RANK_PREFILL, layer, span->segment_first,
+                                         span->n_tokens, own);
+        for (uint32_t t = 0; !known && t < span->n_tokens; t++) own[t] = 1; /* the mean of a prefix */
+        any |= known;
     }
     return any;
 }

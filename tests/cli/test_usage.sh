@@ -15,7 +15,7 @@ expect 2 'unknown option --frob' "${base[@]}" --frob
 expect 2 'unknown option -Z' "${base[@]}" -Z
 expect 2 '-n wants a value' "${run[@]}" -m x -f y -p z -n
 expect 2 'unexpected argument `stray`' "${base[@]}" stray
-for r in 0 -1 -0.5 1.01 nan 1e9 abc ''; do
+for r in 0 -1 -0.5 1.01 nan 1e9 abc '' autox auto: auto:1 auto:0 auto:0.9: auto:0.9:0.5 auto:0.9:0.5-0.1 auto:0.9:0-1; do
     expect 2 'retention' "${base[@]}" --system as-h2o-lru --retention="$r"
 done
 

@@ -134,6 +134,65 @@ static void test_mass(void **state)
 }
 
 /* One table for each way of turning, long enough, and the one that is there if it is. */
+static int falling(const void *a, const void *b)
+{
+    float x, y;
+    memcpy(&x, a, sizeof x);
+    memcpy(&y, b, sizeof y);
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+/* How many tokens hold a share of the mass, against sorting and adding up. */
+static void test_mass_curve(void **state)
+{
+    (void)state;
+    imp_rng r;
+    imp_rng_seed(&r, imp_test_seed() + 9);
+    for (int round = 0; round < 300; round++) {
+        size_t n = 1 + imp_rng_below(&r, 400), n_curves = 1 + imp_rng_below(&r, 5);
+        double *curve = calloc(n + 1, sizeof *curve), *naive = calloc(n + 1, sizeof *naive);
+        float *scores = malloc(n * sizeof *scores);
+        uint32_t *scratch = malloc(2 * n * sizeof *scratch);
+        for (size_t c = 0; c < n_curves; c++) {
+            uint64_t kind = imp_rng_below(&r, 4);
+            for (size_t i = 0; i < n; i++) {
+                scores[i] = kind ? (float)exp(imp_rng_unit(&r) * 20 - 10) : 0;
+                if (kind == 1) scores[i] = (float)imp_rng_below(&r, 3);
+                if (kind == 2 && imp_rng_below(&r, 9) == 0) scores[i] = imp_rng_below(&r, 2) ? NAN : -1;
+            }
+            imp_mass_curve_add(scores, n, curve, scratch);
+            double all = 0, held = 0;
+            for (size_t i = 0; i < n; i++) {
+                if (!(scores[i] > 0)) scores[i] = 0;
+                all += (double)scores[i];
+            }
+            qsort(scores, n, sizeof *scores, falling);
+            for (size_t k = 1; k <= n; k++) {
+                held += (double)scores[k - 1];
+                naive[k] += all > 0 ? held / all : (double)k / (double)n;
+            }
+        }
+        assert_true(curve[0] <= 0);
+        assert_true(fabs(curve[n] - (double)n_curves) < 1e-9);
+        for (size_t k = 1; k <= n; k++) {
+            assert_true(fabs(curve[k] - naive[k]) < 1e-6);
+            assert_true(curve[k] >= curve[k - 1]);
+        }
+        for (int i = 0; i < 10; i++) {
+            size_t least = 1 + imp_rng_below(&r, n), most = least + imp_rng_below(&r, n - least + 1), want = most;
+            double sum = imp_rng_unit(&r) * 1.1 * (double)n_curves;
+            for (size_t k = most + 1; k-- > least;) {
+                if (curve[k] >= sum) want = k;
+            }
+            assert_int_equal(imp_mass_count(curve, sum, least, most), want);
+        }
+        free(curve);
+        free(naive);
+        free(scores);
+        free(scratch);
+    }
+}
+
 static void test_ropes(void **state)
 {
     (void)state;
@@ -203,7 +262,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_units), cmocka_unit_test(test_probe_heads), cmocka_unit_test(test_random_scores),
-        cmocka_unit_test(test_mass),  cmocka_unit_test(test_ropes),
+        cmocka_unit_test(test_mass),  cmocka_unit_test(test_mass_curve),
+        cmocka_unit_test(test_ropes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

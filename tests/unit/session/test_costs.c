@@ -250,6 +250,124 @@ static void test_estimate(void **state)
     util_stop(&w);
 }
 
+/* One pass by all keys; with the figures, and each layer's exact scores, [n_layers][LONG], if asked for. */
+static size_t exact_pass(util_world *w, imp_rng *r, const int32_t *tokens, imp_lease *lease, const imp_load_opts *opts,
+                         double *scores, imp_load_stats *stats)
+{
+    imp_load *load;
+    assert_int_equal(imp_load_begin(lease, opts, &load), 0);
+    size_t k = imp_load_count(load);
+    unsigned char *keys = malloc(LONG * util_k_bytes(w, 0)), *rows = malloc(LONG * 2 * UTIL_MAX_ROW);
+    for (uint32_t l = 0; l < w->n_layers; l++) {
+        util_query u = util_make_query(r, w, l);
+        const uint32_t *chosen;
+        assert_int_equal(imp_load_select(load, l, &u.q, &chosen), 0);
+        for (size_t i = 1; i < k; i++) assert_true(chosen[i] > chosen[i - 1] && chosen[i] < LONG);
+        imp_dst dst = {.k = rows, .v = rows + LONG * UTIL_MAX_ROW, .k_stride = UTIL_MAX_ROW, .v_stride = UTIL_MAX_ROW};
+        assert_int_equal(imp_load_gather(load, l, &dst), 0);
+        for (size_t t = 0; scores && t < LONG; t++)
+            util_row(w->type_k, util_k_elements(w, l), tokens[t], t, l, 0, keys + t * util_k_bytes(w, l));
+        if (scores) util_h2o(w, l, &u.q, 32, keys, LONG, scores + l * LONG);
+        free(u.memory);
+    }
+    imp_load_end(load, stats);
+    free(rows);
+    free(keys);
+    return k;
+}
+
+static int falling(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+/* The share that the k largest hold, mean over the layers, each sorted. */
+static double share_of(const double *sorted, uint32_t n_layers, size_t k)
+{
+    double sum = 0;
+    for (uint32_t l = 0; l < n_layers; l++) {
+        double held = 0, all = 0;
+        for (size_t i = 0; i < LONG; i++) {
+            all += sorted[l * LONG + i];
+            if (i < k) held += sorted[l * LONG + i];
+        }
+        sum += held / all;
+    }
+    return sum / n_layers;
+}
+
+/* The number of tokens by the mass that they hold. */
+static void test_mass(void **state)
+{
+    (void)state;
+    util_world w = {0};
+    imp_store_opts_init(&w.opts);
+    util_start(&w);
+    imp_rng r;
+    imp_rng_seed(&r, imp_test_seed());
+    int32_t tokens[LONG];
+    util_tokens(&r, tokens, LONG);
+    util_commit(&w, tokens, LONG, 0, 0); /* no queries: nothing is known */
+    imp_lease *lease;
+    imp_prefix_info info;
+    take_lease(&w, tokens, &lease, &info);
+    imp_load_opts o;
+    imp_load_opts_init(&o);
+    o.mass = 0.8f;
+    imp_load *load;
+    assert_int_equal(imp_load_begin(lease, &o, &load), 0); /* by nothing: all is loaded */
+    assert_int_equal(imp_load_count(load), LONG);
+    imp_load_end(load, NULL);
+    o.switches.identify = IMP_IDENTIFY_ALL_KEYS;
+    o.retention = 0.6;
+    double *scores = malloc(w.n_layers * LONG * sizeof *scores);
+    imp_load_stats stats;
+    assert_int_equal(exact_pass(&w, &r, tokens, lease, &o, scores, &stats), LONG * 6 / 10); /* the most, in doubt */
+    for (uint32_t l = 0; l < w.n_layers; l++) qsort(scores + l * LONG, LONG, sizeof *scores, falling);
+
+    /* Now one request is known. */
+    o.record = IMP_RECORD_NOTHING;
+    for (float mass = 0.1f; mass < 0.99f; mass += 0.05f) {
+        o.mass = mass;
+        o.retention = 1;
+        o.least_retention = 0.01f;
+        assert_int_equal(imp_load_begin(lease, &o, &load), 0);
+        size_t k = imp_load_count(load);
+        imp_load_end(load, NULL);
+        assert_true(share_of(scores, w.n_layers, k) >= (double)mass - 2e-3); /* histories are in half precision */
+        if (k > LONG / 100 + 1) assert_true(share_of(scores, w.n_layers, k - 1) <= (double)mass + 2e-3);
+        o.retention = 0.2;
+        o.least_retention = 0.125f;
+        assert_int_equal(imp_load_begin(lease, &o, &load), 0);
+        size_t bound = imp_load_count(load);
+        imp_load_end(load, NULL);
+        size_t least = LONG / 8, most = LONG / 5;
+        assert_int_equal(bound, k < least ? least : k > most ? most : k);
+    }
+
+    /* Loads that hold less than was foreseen, as these questions have nothing to do with each other: later ones take
+     * more. */
+    o.mass = 0.5f;
+    o.retention = 1;
+    size_t first = exact_pass(&w, &r, tokens, lease, &o, NULL, &stats), k = first;
+    assert_true(stats.mass > 0 && stats.mass < 1);
+    for (int i = 0; i < 8; i++) k = exact_pass(&w, &r, tokens, lease, &o, NULL, &stats);
+    assert_true(fabs(stats.mass - 0.5) < 0.15);
+    assert_true(k >= first / 4 && k <= LONG);
+
+    static const float bad[][2] = {{1, 0}, {-0.1f, 0}, {NAN, 0}, {0.5f, 1.1f}, {0.5f, -1}, {0.5f, NAN}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        o.mass = bad[i][0];
+        o.least_retention = bad[i][1];
+        assert_int_equal(imp_load_opts_check(&o), IMP_E_ARG);
+        assert_int_equal(imp_load_begin(lease, &o, &load), IMP_E_ARG);
+    }
+    free(scores);
+    imp_lease_release(lease);
+    util_stop(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -258,6 +376,7 @@ int main(void)
         cmocka_unit_test(test_loads),
         cmocka_unit_test(test_calibrate),
         cmocka_unit_test(test_estimate),
+        cmocka_unit_test(test_mass),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

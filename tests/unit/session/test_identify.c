@@ -177,7 +177,8 @@ typedef struct layer_twin {
     uint32_t chosen[MAX_N];
     double mass;
     bool fallback, probed, by_keys, by_sketch;
-    enum { RECORDS_NOTHING, RECORDS_SCORES, RECORDS_SKETCH } records;
+    bool records;
+    unsigned char asked[MAX_N]; /* by_sketch: units that are asked for */
     float scores[MAX_N]; /* to be recorded, not normalised yet */
 } layer_twin;
 
@@ -308,7 +309,37 @@ static void sketch_scores(const twin *w, uint32_t l, const imp_query *q, float *
     free(rebuilt);
 }
 
-static void choose_sketch(const twin *w, uint32_t l, const units *u, const imp_query *q, bool core, layer_twin *out)
+/* The tokens of all units that hold a chosen one, scored by their keys; of these the best. */
+static void refine(const twin *w, uint32_t l, const unsigned char *keys, const imp_query *q, const units *u,
+                   const float *past, layer_twin *out)
+{
+    size_t row = util_k_bytes(w->w, l), n = 0;
+    unsigned char *here = malloc(w->n * row);
+    uint32_t tokens[MAX_N], own[MAX_N];
+    float exact[MAX_N], blended[MAX_N], compact[MAX_N];
+    double sketched = 0, in_all = 0;
+    for (size_t i = 0; i < w->k; i++) out->asked[u->of[out->chosen[i]]] = 1;
+    for (size_t t = 0; t < w->n; t++) {
+        if (!out->asked[u->of[t]]) continue;
+        memcpy(here + n * row, keys + t * row, row);
+        tokens[n++] = (uint32_t)t;
+    }
+    score(w->w, l, q, w->o.max_query_rows, w->w->type_k, here, n, -1, 0, exact);
+    free(here);
+    for (size_t i = 0; i < n; i++) {
+        sketched += (double)out->scores[tokens[i]];
+        in_all += (double)exact[i];
+    }
+    for (size_t i = 0; i < n; i++) out->scores[tokens[i]] = (float)(sketched / in_all * (double)exact[i]);
+    imp_blend_scores((imp_blend){IMP_BLEND_SUM, w->o.history_weight}, out->scores, past, w->n, blended);
+    for (size_t i = 0; i < n; i++) compact[i] = blended[tokens[i]];
+    best(&w->o, compact, n, w->k, own);
+    for (size_t i = 0; i < w->k; i++) out->chosen[i] = tokens[own[i]];
+    out->mass = mass_of(blended, w->n, out->chosen, w->k);
+}
+
+static void choose_sketch(const twin *w, uint32_t l, const unsigned char *keys, const units *u, const imp_query *q,
+                          bool core, layer_twin *out)
 {
     float past[MAX_N], blended[MAX_N];
     bool any = false;
@@ -316,11 +347,11 @@ static void choose_sketch(const twin *w, uint32_t l, const units *u, const imp_q
     imp_normalise(out->scores, w->n, out->scores);
     if (w->o.history_weight > 0) past_of(w, l, past, &any);
     imp_blend_scores((imp_blend){IMP_BLEND_SUM, w->o.history_weight}, out->scores, any ? past : NULL, w->n, blended);
-    out->records = RECORDS_SKETCH;
+    out->records = true;
     out->by_sketch = true;
     if (!(w->o.byte_share > 0)) {
         best(&w->o, blended, w->n, w->k, out->chosen);
-        out->mass = mass_of(blended, w->n, out->chosen, w->k);
+        refine(w, l, keys, q, u, any ? past : NULL, out);
         return;
     }
     uint32_t bytes[MAX_N];
@@ -346,7 +377,7 @@ static void choose_sketch(const twin *w, uint32_t l, const units *u, const imp_q
     assert_int_equal(imp_chooser_new(w->n, u->n, &c), 0);
     assert_int_equal(imp_choose_pages(c, &choice, read, out->chosen, &result), 0);
     imp_chooser_free(c);
-    out->mass = result.mass;
+    refine(w, l, keys, q, u, any ? past : NULL, out);
 }
 
 /* Votes counted and sorted. Returns whether the heads agree. */
@@ -421,7 +452,7 @@ static void choose(twin *w, uint32_t l, const unsigned char *keys, const imp_que
         return;
     }
     if (identify == IMP_IDENTIFY_SKETCH && has_all_sketches(w)) {
-        choose_sketch(w, l, u, q, core, out);
+        choose_sketch(w, l, keys, u, q, core, out);
         return;
     }
     if (identify == IMP_IDENTIFY_PROBE) {
@@ -431,13 +462,13 @@ static void choose(twin *w, uint32_t l, const unsigned char *keys, const imp_que
             (void)probe_head(w, l, i, q->n_heads, &kv);
             if (kv >= need) need = kv + 1;
         }
-        out->records = RECORDS_SCORES;
+        out->records = true;
         out->probed = has_probe_keys(w, need);
         if (out->probed && choose_probe(w, l, q, out)) return;
     }
     out->fallback = identify == IMP_IDENTIFY_PROBE || identify == IMP_IDENTIFY_SKETCH;
     out->by_keys = true;
-    out->records = RECORDS_SCORES;
+    out->records = true;
     score(w->w, l, q, w->o.max_query_rows, w->w->type_k, keys, w->n, -1, 0, out->scores);
     if (identify == IMP_IDENTIFY_CHUNKS) {
         choose_chunks(w, u, out->scores, out->chosen);
@@ -474,6 +505,7 @@ static void count_bytes(twin *w, uint32_t l, const units *u, const layer_twin *t
         size_t v = chunk_bytes(u->seg[i], IMP_REGION_V, l, u->number[i]);
         size_t kv = chunk_bytes(u->seg[i], IMP_REGION_KV, l, u->number[i]);
         bool whole = core && is_core(u, i);
+        whole |= t->by_sketch && t->asked[i];
         for (size_t j = 0; j < w->k; j++) whole |= u->of[t->chosen[j]] == i;
         if (whole || t->by_keys) w->bytes += k + kv;
         if (whole) w->bytes += v;
@@ -564,30 +596,15 @@ static void read_record(const twin *w, uint32_t l, record *out)
     }
 }
 
-static void check_record(twin *w, uint32_t l, const imp_query *q, const rows *all, const layer_twin *t,
-                         const record *before)
+static void check_record(const twin *w, uint32_t l, const layer_twin *t, const record *before)
 {
     record after;
     float scores[MAX_N], normalised[MAX_N];
     read_record(w, l, &after);
     memcpy(scores, t->scores, w->n * sizeof *scores);
-    if (t->records == RECORDS_SKETCH) { /* exact for those chosen, as large in all as before */
-        size_t row = util_k_bytes(w->w, l);
-        unsigned char *keys = malloc(w->k * row);
-        float exact[MAX_N];
-        double sketched = 0, in_all = 0;
-        for (size_t i = 0; i < w->k; i++) memcpy(keys + i * row, all->k + t->chosen[i] * row, row);
-        score(w->w, l, q, w->o.max_query_rows, w->w->type_k, keys, w->k, -1, 0, exact);
-        for (size_t i = 0; i < w->k; i++) {
-            sketched += (double)scores[t->chosen[i]];
-            in_all += (double)exact[i];
-        }
-        for (size_t i = 0; i < w->k; i++) scores[t->chosen[i]] = (float)(exact[i] * sketched / in_all);
-        free(keys);
-    }
     imp_normalise(scores, w->n, normalised);
     for (size_t i = 0; i < w->n; i++) {
-        bool adds = t->records != RECORDS_NOTHING && w->o.record == IMP_RECORD_HISTORY;
+        bool adds = t->records && w->o.record == IMP_RECORD_HISTORY;
         float weight = imp_history_weight(before->counts[i]), was = before->history[i];
         float want = adds ? was + weight * (normalised[i] - was) : was;
         assert_int_equal(after.counts[i], before->counts[i] + adds);
@@ -632,7 +649,7 @@ static void check_pass(imp_rng *r, twin *w, imp_load *load)
             check_gather(r, w, l, load, t.chosen, &all);
             memcpy(mine, kept, n_floats * sizeof *mine);
             free(kept);
-            check_record(w, l, &q.q, &all, &t, &before);
+            check_record(w, l, &t, &before);
         } else {
             w->left_out |= l + 1 == w->w->n_layers;
         }
@@ -974,7 +991,10 @@ static void test_core(void **state)
         select_layer(&r, &w, load, w.n_layers - 1); /* the layers before go, with what was read of them ahead */
         imp_load_get_stats(load, &stats);
         size_t sketch = chunk_bytes(seg, IMP_REGION_SKETCH, 0, 0), chunk = chunk_bytes(seg, IMP_REGION_KV, 0, 0);
-        assert_int_equal(stats.bytes_read, w.n_layers * (sketch + (core ? 3 * chunk : 0)));
+        size_t chunks = 0; /* all of the layer at work, as all tokens are wanted */
+        for (uint32_t c = core ? 3 : 0; c < imp_seg_region_chunks(seg->layout, IMP_REGION_KV); c++)
+            chunks += chunk_bytes(seg, IMP_REGION_KV, w.n_layers - 1, c);
+        assert_int_equal(stats.bytes_read, w.n_layers * (sketch + (core ? 3 * chunk : 0)) + chunks);
         assert_int_equal(stats.identify_bytes, sketch);
         imp_load_end(load, NULL);
         imp_lease_release(lease);
