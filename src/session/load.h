@@ -126,6 +126,7 @@ struct imp_load {
 
     imp_load_stats stats;
     double mass_sum;
+    double mass_foreseen; /* with opts.mass, of the count; 0: nothing was known */
     uint32_t n_gathered; /* layers, in all passes */
     uint64_t begun_ns;
 };
@@ -186,12 +187,12 @@ void imp_estimate_learn(imp_load *load, uint64_t now_ns);
 
 /* All keys of a layer, in the order of the prefix, in load->key_runs. */
 int imp_keys_all(imp_load *load, imp_slot *s, uint32_t layer, imp_keys *out);
-/* Keys of one KV head, from the probe regions. */
 /* Keys of the tokens in flagged units, which were asked for, in the order of the prefix: in load->key_runs, and which
  * tokens these are in tokens[n_tokens]. What is read for them is read to be loaded, and doesn't count as identification.
  * There is at least one. */
 int imp_keys_some(imp_load *load, imp_slot *s, uint32_t layer, const unsigned char *units, uint32_t *tokens,
                   size_t *n_tokens, imp_keys *out);
+/* Keys of one KV head, from the probe regions. */
 int imp_keys_probe(imp_load *load, imp_slot *s, uint32_t layer, uint32_t kv_head, imp_keys *out);
 /* Codes in load->sketch_runs. */
 int imp_keys_sketch(imp_load *load, imp_slot *s, uint32_t layer);
@@ -213,11 +214,11 @@ int imp_record_begin(imp_load *load);
 void imp_record_end(imp_load *load);
 /* History of a layer's tokens, [n_tokens]; false: there is none. */
 bool imp_record_past(const imp_load *load, uint32_t layer, float *past);
-/* A ranking, tokens without one behind all that have one, the older they are the further. */
-void imp_record_ranking(const imp_load *load, uint32_t layer, float *scores);
 /* How a layer's tokens matter, as far as it is known before its queries: the history, else the ranking by the prompt's
  * own, else all alike; false: nothing is known of any. */
 bool imp_record_known(const imp_load *load, uint32_t layer, float *scores);
+/* A ranking, tokens without one behind all that have one, the older they are the further. */
+void imp_record_ranking(const imp_load *load, uint32_t layer, float *scores);
 /* Tell the segments of a layer's scores, over the whole prefix; `exact`: of all keys. */
 void imp_record_scores(imp_load *load, uint32_t layer, const float *scores, bool exact);
 
