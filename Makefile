@@ -19,7 +19,7 @@ llama_flag = -DIMPRESS_LLAMA=$(LLAMA)
 .PHONY: help
 help: ## list the targets
 	@echo "targets:"
-	sed -nE 's/^([a-z][a-z-]*):.*## (.*)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  make %-9s %s\n' "$$name" "$$text"; done
+	sed -nE 's/^([a-z][a-z-]*):.*## (.*)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
 	echo "settings: J=jobs ($(J)), PREFIX=$(PREFIX), LLAMA=ON|OFF, IMPRESS_MODEL=model.gguf, IMPRESS_LLAMA_PREFIX=folder"
 
 .PHONY: build
@@ -110,6 +110,21 @@ crash: ## kill -9 at KILLS=1000 moments, damage CORRUPTIONS=10000 stores (some m
 	IMP_KILL_ROUNDS=$(KILLS) build/tests/fault/test_kill || { $(call fail,a killed store was not as it should be$(comma) see above); }
 	echo "== $(CORRUPTIONS) corruptions"
 	IMP_CORRUPT_ROUNDS=$(CORRUPTIONS) build/tests/fault/test_corrupt || { $(call fail,a damaged store was not as it should be$(comma) see above); }
+
+FUZZ_REQUESTS ?= 5000
+.PHONY: fuzz-http
+fuzz-http: model build ## broken requests to a whole server (FUZZ_REQUESTS=5000)
+	@bash tests/soak/run.sh tests/fuzz/serve_fuzz.py $(FUZZ_REQUESTS) || { $(call fail,fuzzing found something$(comma) see above); }
+
+SOAK_MINUTES ?= 60
+.PHONY: soak
+soak: model build ## a server under mixed load, faults and kills (SOAK_MINUTES=60): answers, memory, files
+	@bash tests/soak/run.sh tests/soak/soak.py $(SOAK_MINUTES) || { $(call fail,the soak found something$(comma) see above); }
+
+SOAK_REQUESTS ?= 10000
+.PHONY: soak-requests
+soak-requests: model build ## short requests to one server (SOAK_REQUESTS=10000): memory stays flat
+	@bash tests/soak/run.sh tests/soak/soak.py --requests $(SOAK_REQUESTS) || { $(call fail,memory rose$(comma) see above); }
 
 .PHONY: clang
 clang: ## build with clang, warnings as errors, run the unit tests
