@@ -126,6 +126,17 @@ SOAK_REQUESTS ?= 10000
 soak-requests: model build ## short requests to one server (SOAK_REQUESTS=10000): memory stays flat
 	@bash tests/soak/run.sh tests/soak/soak.py --requests $(SOAK_REQUESTS) || { $(call fail,memory rose$(comma) see above); }
 
+POWER_CUTS ?= 3000
+.PHONY: faults
+faults: ## fail each system call in turn, cut the power POWER_CUTS=3000 times (some minutes; IMP_TEST_SEED=n: again)
+	@$(call ready)
+	echo "== building with tests (release, in build/)"
+	$(call configure,build,release,$(llama_flag) -DBUILD_TESTING=ON)
+	cmake --build build -j $(J) || { $(call fail,building failed$(comma) see above); }
+	echo "== faults"
+	IMP_FAULTS=all IMP_CRASH_STATES=$(POWER_CUTS) ctest --test-dir build --timeout 3600 --output-on-failure -j $(J) -L faults || \
+	    { $(call fail,a store with faults was not as it should be$(comma) see above); }
+
 .PHONY: clang
 clang: ## build with clang, warnings as errors, run the unit tests
 	@$(call checked,clang,build-clang,unit)
