@@ -202,23 +202,28 @@ static int count_by_mass(imp_load *load)
     return rc;
 }
 
+/* The lists of all slots lie in the first one's. */
 static int take_slots(imp_load *load)
 {
-    size_t n_pieces = load->plan.n_pieces;
-    load->slots = imp_calloc(load->n_slots, sizeof *load->slots);
-    bool ok = load->slots;
-    for (uint32_t i = 0; ok && i < load->n_slots; i++) {
+    size_t n = load->plan.n_pieces, n_slots = load->n_slots;
+    load->slots = imp_calloc(n_slots, sizeof *load->slots);
+    if (!load->slots) return imp_fail(IMP_E_NOMEM, "no memory to load %zu tokens", load->plan.n_tokens);
+    imp_slot *first = &load->slots[0];
+    bool known = load->how[0] == IMP_HOW_KNOWN;
+    first->pieces = imp_realloc_array(NULL, n, n_slots * sizeof *first->pieces);
+    first->runs = imp_realloc_array(NULL, n, n_slots * sizeof *first->runs);
+    first->reads = imp_realloc_array(NULL, n, n_slots * sizeof *first->reads);
+    if (known) first->known = imp_realloc_array(NULL, load->k, n_slots * sizeof *first->known);
+    if (!first->pieces || !first->runs || !first->reads || (known && !first->known))
+        return imp_fail(IMP_E_NOMEM, "no memory to load %zu tokens", load->plan.n_tokens);
+    for (size_t i = 1; i < n_slots; i++) {
         imp_slot *s = &load->slots[i];
-        s->pieces = imp_realloc_array(NULL, n_pieces, sizeof *s->pieces);
-        s->runs = imp_realloc_array(NULL, n_pieces, sizeof *s->runs);
-        s->reads = imp_realloc_array(NULL, n_pieces, sizeof *s->reads);
-        ok = s->pieces && s->runs && s->reads;
-        if (ok && load->how[0] == IMP_HOW_KNOWN) {
-            s->known = imp_realloc_array(NULL, load->k, sizeof *s->known);
-            ok = s->known;
-        }
+        s->pieces = first->pieces + i * n;
+        s->runs = first->runs + i * n;
+        s->reads = first->reads + i * n;
+        if (known) s->known = first->known + i * load->k;
     }
-    return ok ? 0 : imp_fail(IMP_E_NOMEM, "no memory to load %zu tokens", load->plan.n_tokens);
+    return 0;
 }
 
 /* What it takes to choose. */
@@ -280,11 +285,11 @@ static size_t wide_bytes(const imp_load *load)
 
 static void load_free(imp_load *load)
 {
-    for (uint32_t i = 0; load->slots && i < load->n_slots; i++) {
-        imp_free(load->slots[i].pieces);
-        imp_free(load->slots[i].runs);
-        imp_free(load->slots[i].reads);
-        imp_free(load->slots[i].known);
+    if (load->slots) {
+        imp_free(load->slots[0].pieces);
+        imp_free(load->slots[0].runs);
+        imp_free(load->slots[0].reads);
+        imp_free(load->slots[0].known);
     }
     imp_free(load->slots);
     imp_free(load->ahead_bytes);
