@@ -126,14 +126,14 @@ static int text_width(const char *s)
 
 void text_table_print(const text_table *t, FILE *f)
 {
+    int *widths = calloc(t->n_columns, sizeof *widths); /* NULL: not in line */
+    for (size_t i = 0; widths && i < t->n_cells; i++) {
+        int w = text_width(t->cells[i]), *width = &widths[i % t->n_columns];
+        if (w > *width) *width = w;
+    }
     for (size_t i = 0; i < t->n_cells; i++) {
         size_t column = i % t->n_columns;
-        int width = 0;
-        for (size_t j = column; j < t->n_cells; j += t->n_columns) {
-            int w = text_width(t->cells[j]);
-            if (w > width) width = w;
-        }
-        int pad = width - text_width(t->cells[i]);
+        int pad = widths ? widths[column] - text_width(t->cells[i]) : 0;
         bool last = column + 1 == t->n_columns || i + 1 == t->n_cells;
         if (column == 0)
             fprintf(f, "%s%*s", t->cells[i], last ? 0 : pad, "");
@@ -141,6 +141,7 @@ void text_table_print(const text_table *t, FILE *f)
             fprintf(f, "  %*s%s", pad, "", t->cells[i]);
         if (last) fputc('\n', f);
     }
+    free(widths);
 }
 
 void text_table_free(text_table *t)

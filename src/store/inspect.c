@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/pool.h"
 #include "base/status.h"
 #include "store/store_internal.h"
 
@@ -28,15 +29,35 @@ static int unseen(const imp_store *s, ids *out)
     return 0;
 }
 
+enum { READERS = 16, FEW = 64 };
+
+typedef struct seeing {
+    imp_store *s;
+    const ids *todo;
+    size_t each;
+} seeing;
+
+static void see_part(size_t part, void *user)
+{
+    const seeing *g = user;
+    size_t first = part * g->each, end = first + g->each < g->todo->n ? first + g->each : g->todo->n;
+    for (size_t i = first; i < end; i++) {
+        (void)imp_segrow_see(g->s, g->todo->id[i]); /* if it fails a match or verify will tell */
+    }
+}
+
+/* Many at a time: for each the disk is waited for. */
 static int see_headers(imp_store *s)
 {
     ids todo;
+    imp_pool *pool = NULL;
     imp_lock_fresh(s);
     int rc = unseen(s, &todo);
     pthread_mutex_unlock(&s->lock);
-    for (size_t i = 0; rc == 0 && i < todo.n; i++) {
-        (void)imp_segrow_see(s, todo.id[i]); /* if it fails a match or verify will tell */
-    }
+    if (rc == 0 && todo.n > FEW) (void)imp_pool_new(READERS, &pool); /* without: one after the other */
+    seeing g = {s, &todo, FEW};
+    if (rc == 0) imp_pool_run(pool, (todo.n + FEW - 1) / FEW, see_part, &g);
+    imp_pool_free(pool);
     imp_free(todo.id);
     return rc;
 }
