@@ -7,7 +7,7 @@ OUT_DIR/trace-TRACE.svg            hit ratio, and what matters in memory, agains
 OUT_DIR/io.svg                     bytes a second against the size of a read, beside fio's
 OUT_DIR/replay-SHAPE.svg           time to the first token by system: mean and 99th percentile, with the limit
 OUT_DIR/replay-SHAPE-VARIED.svg    the mean against what the rows differ in: disk, chunk, data, caches, ...
-OUT_DIR/ttft-MODEL.svg             the same on a real model, from rows of single requests: median and 99th percentile
+OUT_DIR/ttft-MODEL-....svg         the same on a real model, from rows of `bench ttft`: one for each length, limit and state
 """
 import json
 import math
@@ -152,7 +152,7 @@ def plot_io(rows, out):
     svg.save(os.path.join(out, name_of("io")))
 
 
-def bars(path, title, note, rows):
+def bars(path, title, note, rows, colour_of=None):
     """rows: (label, middle, high, limit or None); a bar to the middle, a line to the high, a mark at the limit."""
     left, step, top = 230, 24, 58
     svg = Svg(760, top + step * len(rows) + 48)
@@ -169,7 +169,7 @@ def bars(path, title, note, rows):
         svg.text(at(t), bottom + 16, f"{t:g}", "middle", 11)
     svg.text((left + 760 - 90) / 2, bottom + 34, "time to the first token, ms", "middle")
     for i, (label, middle, high, limit) in enumerate(rows):
-        y, c = top + step * i + step / 2 - 4, COLOURS[i % len(COLOURS)]
+        y, c = top + step * i + step / 2 - 4, colour_of(label) if colour_of else COLOURS[i % len(COLOURS)]
         svg.text(left - 10, y + 4, label, "end")
         svg.line(left, y, at(middle), y, c, 11)
         svg.line(at(middle), y, at(high), y, c, 1.5)
@@ -228,15 +228,39 @@ def percentile(values, share):
     return values[max(0, math.ceil(share * len(values)) - 1)]
 
 
+# A system has the same colour in all plots of time to the first token; what it is varied by doesn't count.
+SYSTEM_COLOURS = {"recomp": "#999999", "as": "#000000", "as-h2o-lru": "#56b4e9", "as-h2o-lfu": "#0072b2", "spi": "#cc79a7",
+                  "impress-paper": "#e69f00", "contiguous": "#009e73", "impress": "#d55e00", "llama-server": "#7a5195",
+                  "random": "#bbbbbb"}
+
+
+def system_colour(label):
+    return SYSTEM_COLOURS.get(re.split(r"[+ (,]", label)[0], "#777777")
+
+
+def rate(row):
+    """What the disk was limited to, as text; "" where it was not."""
+    return f"{row['io_limit'] / 2**20:g}M" if row.get("io_limit") else ""
+
+
 def plot_ttft(rows, out):
-    for model in unique(r["model"] for r in rows):
+    """A picture for each model, length, limit and state: bar to the median, line to the 99th percentile, mark at the limit."""
+    for place in unique((r["model"], r.get("length", 0), r.get("io_limit", 0), r.get("state", "")) for r in rows):
+        mine = [r for r in rows if (r["model"], r.get("length", 0), r.get("io_limit", 0), r.get("state", "")) == place]
         groups = {}
-        for r in rows:
-            if r["model"] == model:
-                label = r["system"] + (f" {r['retention']:.0%}" if r["retention"] < 1 else "")
-                groups.setdefault(label, []).append(r["ttft_ms"])
-        bars(os.path.join(out, name_of("ttft", model)), model, "bar: median, line: 99th percentile",
-             [(s, percentile(v, 0.5), percentile(v, 0.99), None) for s, v in groups.items()])
+        for r in mine:
+            # Computing everything is another order of magnitude: its bar would leave the others none.
+            if not re.search("recomp", r["system"]):
+                groups.setdefault(r["system"] + (f" {r['retention']:.0%}" if r["retention"] < 1 else ""), []).append(r)
+        if not groups:
+            continue
+        limits = [[r["limit_ms"] for r in g if "limit_ms" in r] for g in groups.values()]
+        bars(os.path.join(out, name_of(*[p for p in ("ttft", place[0].removesuffix(".gguf"), place[1] or "", rate(mine[0]), place[3]) if p])),
+             f"{place[0]}, {percentile([r['prefix_tokens'] for r in mine], 0.5)} tokens"
+             + (f", disk {rate(mine[0])}B/s" if rate(mine[0]) else "") + (f", {place[3]}" if place[3] else ""),
+             "bar: median, line: 99th percentile, mark: limit (computing or reading alone)",
+             [(s, percentile([r["ttft_ms"] for r in g], 0.5), percentile([r["ttft_ms"] for r in g], 0.99),
+               sum(m) / len(m) if m else None) for (s, g), m in zip(groups.items(), limits)], system_colour)
 
 
 def main():

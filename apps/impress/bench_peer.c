@@ -38,8 +38,8 @@ static const opt options[] = {
 const opt_command bench_peer_command = {
     "bench peer-llama-server",
     "bench peer-llama-server -m MODEL.gguf -f PREFIX.txt | --prefixes DIR [OPTIONS]",
-    "The same questions on the same prefixes with llama-server's slot save and restore, cold, beside our systems\n"
-    "in this process and through `impress serve`; and llama-server's time for computing the prompt.",
+    "The same questions on the same prefixes with llama-server's slot save and restore, cold, beside our\n"
+    "systems in this process and through `impress serve`; and its time for computing the prompt.",
     "example:\n"
     "  scripts/get-peer.sh   # builds llama-server, once\n"
     "  impress bench peer-llama-server -m smollm2.gguf --prefixes docs --n-prefixes 2 --prefix-tokens 8000\n\n"

@@ -39,9 +39,9 @@ static const opt options[] = {
 const opt_command bench_ttft_command = {
     "bench ttft",
     "bench ttft -m MODEL.gguf -f PREFIX.txt | --prefixes DIR [OPTIONS]",
-    "Time to the first token of every system on the same prefixes and questions, with its parts, the bytes it\n"
-    "read, how far the answer is from that over all KV, and the limit: what computing alone, or reading alone,\n"
-    "would have taken.",
+    "Time to the first token of every system on the same prefixes and questions, with its parts, the bytes\n"
+    "it read, how far the answer is from that over all KV, and the limit: what computing alone, or reading\n"
+    "alone, would have taken.",
     "example:\n"
     "  impress bench ttft -m smollm2.gguf --prefixes docs -r 0.25 --io-limit 25M,none --out rows.jsonl\n\n"
     "A run that was stopped, with Ctrl-C too, goes on with the same --out. docs/ttft.md has the rules.",
