@@ -137,7 +137,7 @@ def main():
         found = match_all(o, os.path.join(o["out"], "match.jsonl"))
         print_table(["nodes", "match of a prompt, µs", "p99", "tree, bytes a node"],
                     [[f"{r['nodes']:,}", f"{r['median_us']:.1f}", f"{r['p99_us']:.1f}",
-                      f"{r['tree_bytes'] / r['nodes']:,.0f}"] for r in found])
+                      f"{r['memory_bytes'] / r['nodes']:,.0f}"] for r in found])
 
 
 if __name__ == "__main__":
