@@ -116,8 +116,8 @@ typedef enum imp_identify {
     IMP_IDENTIFY_STATIC = 3,   /* one ranking made ahead of all requests (SPI; the paper, 3.1) */
     IMP_IDENTIFY_CHUNKS = 4,   /* whole chunks by score, one choice for several layers (ContiguousKV, arXiv
                                   2601.13631) */
-    IMP_IDENTIFY_SKETCH = 5,   /* scores over keys rebuilt from a sketch, with what earlier requests found
-                                  (docs/design/sketch.md) */
+    IMP_IDENTIFY_SKETCH = 5,   /* chunks by scores over keys rebuilt from a sketch, with what earlier requests found;
+                                  tokens of these by their keys (docs/design/sketch.md) */
     IMP_IDENTIFY_RANDOM = 6    /* any tokens, the same for all requests: what a selection has to beat */
 } imp_identify;
 

@@ -166,8 +166,9 @@ static const float *blended(imp_load *load, uint32_t layer)
     return load->past;
 }
 
-/* Rows come by units, so that more keys arrive than a sketch asked for. They are scored exactly, as large in all as the
- * sketch made them; of these tokens the best are chosen (docs/design/sketch.md). */
+/* Rows come by units, so that more keys arrive than a sketch asked for. They are scored exactly, and of these tokens
+ * the best are chosen; history has done its part by then (docs/design/sketch.md). Beside the scores of tokens that
+ * aren't here, theirs are as large in all as the sketch made them. */
 static int refine(imp_load *load, imp_slot *s, uint32_t layer, const imp_query *query)
 {
     const imp_load_opts *o = &load->opts;
@@ -191,11 +192,10 @@ static int refine(imp_load *load, imp_slot *s, uint32_t layer, const imp_query *
     }
     double scale = in_all > 0 ? by_sketch / in_all : 0;
     for (size_t i = 0; i < n_here; i++) load->scores[here[i]] = (float)(scale * (double)exact[i]);
-    const float *scores = blended(load, layer);
-    for (size_t i = 0; i < n_here; i++) compact[i] = scores[here[i]];
+    memcpy(compact, exact, n_here * sizeof *compact); /* the scratch of imp_top_k() is where `exact` is */
     imp_top_k(compact, n_here, load->k, o->n_keep_first, o->n_keep_last, load->own, NULL, load->scratch);
     for (size_t i = 0; i < load->k; i++) load->own[i] = here[load->own[i]];
-    load->mass = imp_mass_of(scores, n, load->own, load->k);
+    load->mass = imp_mass_of(load->scores, n, load->own, load->k);
     if (o->record == IMP_RECORD_HISTORY) imp_record_scores(load, layer, load->scores, false);
     load->stats.identify_ns += imp_now_ns() - start;
     return 0;

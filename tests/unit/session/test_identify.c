@@ -311,12 +311,12 @@ static void sketch_scores(const twin *w, uint32_t l, const imp_query *q, float *
 
 /* The tokens of all units that hold a chosen one, scored by their keys; of these the best. */
 static void refine(const twin *w, uint32_t l, const unsigned char *keys, const imp_query *q, const units *u,
-                   const float *past, layer_twin *out)
+                   layer_twin *out)
 {
     size_t row = util_k_bytes(w->w, l), n = 0;
     unsigned char *here = malloc(w->n * row);
     uint32_t tokens[MAX_N], own[MAX_N];
-    float exact[MAX_N], blended[MAX_N], compact[MAX_N];
+    float exact[MAX_N];
     double sketched = 0, in_all = 0;
     for (size_t i = 0; i < w->k; i++) out->asked[u->of[out->chosen[i]]] = 1;
     for (size_t t = 0; t < w->n; t++) {
@@ -331,11 +331,9 @@ static void refine(const twin *w, uint32_t l, const unsigned char *keys, const i
         in_all += (double)exact[i];
     }
     for (size_t i = 0; i < n; i++) out->scores[tokens[i]] = (float)(sketched / in_all * (double)exact[i]);
-    imp_blend_scores((imp_blend){IMP_BLEND_SUM, w->o.history_weight}, out->scores, past, w->n, blended);
-    for (size_t i = 0; i < n; i++) compact[i] = blended[tokens[i]];
-    best(&w->o, compact, n, w->k, own);
+    best(&w->o, exact, n, w->k, own);
     for (size_t i = 0; i < w->k; i++) out->chosen[i] = tokens[own[i]];
-    out->mass = mass_of(blended, w->n, out->chosen, w->k);
+    out->mass = mass_of(out->scores, w->n, out->chosen, w->k);
 }
 
 static void choose_sketch(const twin *w, uint32_t l, const unsigned char *keys, const units *u, const imp_query *q,
@@ -351,7 +349,7 @@ static void choose_sketch(const twin *w, uint32_t l, const unsigned char *keys, 
     out->by_sketch = true;
     if (!(w->o.byte_share > 0)) {
         best(&w->o, blended, w->n, w->k, out->chosen);
-        refine(w, l, keys, q, u, any ? past : NULL, out);
+        refine(w, l, keys, q, u, out);
         return;
     }
     uint32_t bytes[MAX_N];
@@ -377,7 +375,7 @@ static void choose_sketch(const twin *w, uint32_t l, const unsigned char *keys, 
     assert_int_equal(imp_chooser_new(w->n, u->n, &c), 0);
     assert_int_equal(imp_choose_pages(c, &choice, read, out->chosen, &result), 0);
     imp_chooser_free(c);
-    refine(w, l, keys, q, u, any ? past : NULL, out);
+    refine(w, l, keys, q, u, out);
 }
 
 /* Votes counted and sorted. Returns whether the heads agree. */
