@@ -243,6 +243,12 @@ def rate(row):
     return f"{row['io_limit'] / 2**20:g}M" if row.get("io_limit") else ""
 
 
+def ttft_name(row):
+    """The file of a row's plot."""
+    parts = ("ttft", row["model"].removesuffix(".gguf"), row.get("length"), rate(row), row.get("state"))
+    return name_of(*[p for p in parts if p])
+
+
 def plot_ttft(rows, out):
     """A picture for each model, length, limit and state: bar to the median, line to the 99th percentile, mark at the limit."""
     for place in unique((r["model"], r.get("length", 0), r.get("io_limit", 0), r.get("state", "")) for r in rows):
@@ -255,7 +261,7 @@ def plot_ttft(rows, out):
         if not groups:
             continue
         limits = [[r["limit_ms"] for r in g if "limit_ms" in r] for g in groups.values()]
-        bars(os.path.join(out, name_of(*[p for p in ("ttft", place[0].removesuffix(".gguf"), place[1] or "", rate(mine[0]), place[3]) if p])),
+        bars(os.path.join(out, ttft_name(mine[0])),
              f"{place[0]}, {percentile([r['prefix_tokens'] for r in mine], 0.5)} tokens"
              + (f", disk {rate(mine[0])}B/s" if rate(mine[0]) else "") + (f", {place[3]}" if place[3] else ""),
              "bar: median, line: 99th percentile, mark: limit (computing or reading alone)",

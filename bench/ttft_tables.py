@@ -13,7 +13,8 @@ import re
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from plot_bench import percentile, rate, read_rows, unique  # noqa: E402
+from into_page import into_page  # noqa: E402
+from plot_bench import percentile, rate, read_rows, ttft_name, unique  # noqa: E402
 
 
 def mean(rows, field):
@@ -100,17 +101,6 @@ def place(row):
     return row["model"], row.get("length", 0), row.get("io_limit", 0), row["state"]
 
 
-def into_page(page, name, text):
-    with open(page, encoding="utf-8") as f:
-        before = f.read()
-    pattern = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end {re.escape(name)} -->)", re.S)
-    after, n = pattern.subn(lambda m: m[1] + text + "\n" + m[2], before)
-    if n != 1:
-        sys.exit(f"ttft_tables.py: {page} has no place for {name}")
-    with open(page, "w", encoding="utf-8") as f:
-        f.write(after)
-
-
 def main():
     args = sys.argv[1:]
     page = name = None
@@ -123,6 +113,8 @@ def main():
     for at in unique(place(r) for r in rows):
         mine = [r for r in rows if place(r) == at]
         lines += ([""] if lines else []) + [title(mine), ""] + table(mine) + ratios(mine)
+        if page and os.path.exists(os.path.join(os.path.dirname(page), "img", ttft_name(mine[0]))):
+            lines += ["", f"![{title(mine).strip('*')}](img/{ttft_name(mine[0])})"]
     text = "\n".join(lines)
     if page:
         into_page(page, name, text)

@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# The measurements of docs/results/, on a machine that does nothing else. Each can be stopped, and goes on from its rows.
+#
+# usage: bench/results.sh ttft OUT MODEL.gguf PREFIX.txt...    every system: disk at 25 MB/s, 125 MB/s and as it is; warm tiers
+#        bench/results.sh peer OUT MODEL.gguf PREFIX.txt...    beside llama-server, 8,000 tokens, cold
+#        bench/results.sh cost OUT MODEL.gguf DIR              cost curves, from prefixes of a folder
+#        bench/results.sh io OUT                               reads beside fio
+#        bench/results.sh pages OUT                            tables into docs/results/ and plots into docs/results/img/
+#
+# In the environment: REPS (default 2), SYSTEMS, OURS (variants of impress), REST (k8v4: the precision at which systems are
+# compared alike), IMPRESS (build/impress), STORE (folder of the stores; default ~/.cache/impress/bench).
+set -euo pipefail
+
+cd "$(dirname "$0")/.."
+impress=${IMPRESS:-build/impress}
+rest=${REST:-k8v4}
+reps=${REPS:-2}
+published=as,as-h2o-lru,as-h2o-lfu,impress-paper,contiguous
+alike=as+rest=$rest,as-h2o-lfu+rest=$rest,impress-paper+rest=$rest
+ours=${OURS:-impress,impress+rest=$rest+bytes=.375}
+systems=${SYSTEMS:-$published,$alike,$ours}
+store=()
+[ -z "${STORE:-}" ] || store=(--store "$STORE")
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+
+usage() { sed -n 2,13p "$0" >&2; exit 2; }
+[ $# -ge 2 ] || usage
+step=$1 out=$2
+shift 2
+mkdir -p "$out"
+files() { for f; do printf -- '-f\n%s\n' "$f"; done; }
+name() { basename "$1" .gguf; }
+
+case $step in
+    ttft)
+        [ $# -ge 2 ] || usage
+        model=$1
+        shift
+        mapfile -t prefixes < <(files "$@")
+        "$impress" bench ttft -m "$model" "${prefixes[@]}" "${store[@]}" -s "$systems" --warm --reps "$reps" \
+            --io-limit 25M,125M,none --out "$out/ttft-$(name "$model").jsonl"
+        ;;
+    peer)
+        [ $# -ge 2 ] || usage
+        model=$1
+        shift
+        mapfile -t prefixes < <(files "$@")
+        scripts/get-peer.sh >/dev/null
+        "$impress" bench peer-llama-server -m "$model" "${prefixes[@]}" "${store[@]}" --prefix-tokens 8000 --n-prefixes 1 \
+            --reps 5 -s "as,$ours" --out "$out/peer-$(name "$model").jsonl"
+        ;;
+    cost)
+        [ $# -eq 2 ] || usage
+        bench/cost_curves.py --model "$1" --prefixes "$2" --out "$out" --impress "$impress" ${STORE:+--store "$STORE"} \
+            --reps "$reps" | tee "$out/cost-$(name "$1").md"
+        ;;
+    io)
+        "$impress" bench io --sizes 16K,64K,256K,1M --depths 8,32 --json >"$out/io.jsonl"
+        bench/io_table.py "$out/io.jsonl"
+        ;;
+    pages)
+        for file in "$out"/ttft-*.jsonl "$out"/peer-*.jsonl; do
+            [ -f "$file" ] || continue
+            bench/plot_bench.py docs/results/img "$file"
+            bench/ttft_tables.py --page docs/results/ttft.md "$(basename "$file" .jsonl)" "$file"
+        done
+        [ ! -f "$out/io.jsonl" ] || { bench/io_table.py --page docs/results/io.md io "$out/io.jsonl"
+            bench/plot_bench.py docs/results/img "$out/io.jsonl"; }
+        for file in "$out"/cost-*.md; do
+            [ -f "$file" ] || continue
+            bench/into_page.py docs/results/cost.md "$(basename "$file" .md)" "$file"
+            cp "$out/$(basename "$file" .md)"-*.svg docs/results/img/
+        done
+        ;;
+    *) usage ;;
+esac
