@@ -18,6 +18,8 @@ static const opt options[] = {
      true},
     {"retention", 'r', OPT_TEXT, TTFT_AT(retention), "LIST",
      "shares of the prefix's tokens that each layer gets, for systems\nthat choose (default: 0.25)", true},
+    {"adaptive", 0, OPT_FLAG, TTFT_AT(adaptive), NULL,
+     "and once more so that they load whole, or compute, where that\nlooks quicker", true},
     {"io-limit", 0, OPT_TEXT, TTFT_AT(limits), "LIST",
      "read no more than so much a second, as slower disks would:\nsizes such as 25M, and `none` (default: none)", false},
     {"host-cache", 0, OPT_TEXT, TTFT_AT(host_cache), "SIZE",
@@ -90,7 +92,7 @@ static int plan_limits(ttft_bench *b)
     return b->n_limits ? 0 : opt_misuse(b->command, "--io-limit is empty");
 }
 
-static int add_cell(ttft_bench *b, const char *text, double retention)
+static int add_cell(ttft_bench *b, const char *text, double retention, bool adaptive)
 {
     char error[SWITCH_ERROR_BYTES];
     ttft_cell *more = realloc(b->cells, (b->n_cells + 1) * sizeof *more);
@@ -100,6 +102,8 @@ static int add_cell(ttft_bench *b, const char *text, double retention)
     *c = (ttft_cell){0};
     if (app_system_make("--systems", text, &b->s->store.switches, retention, &c->system, error) < 0)
         return opt_misuse(b->command, "%s", error);
+    c->adaptive = adaptive;
+    snprintf(c->name, sizeof c->name, "%s%s", c->system.name, adaptive ? ", adaptive" : "");
     b->n_cells++;
     return 0;
 }
@@ -116,9 +120,10 @@ static int plan_systems(ttft_bench *b)
             any = true;
             if (!text_parse_real(item, &r) || !(r > 0 && r <= 1))
                 return opt_misuse(b->command, "--retention wants shares over 0 and up to 1, not `%s`", item);
-            int rc = add_cell(b, name, r);
+            int rc = add_cell(b, name, r, false);
             if (rc) return rc;
             if (!b->cells[b->n_cells - 1].system.chooses) break; /* the share has no meaning for it */
+            if (b->s->adaptive && (rc = add_cell(b, name, r, true)) != 0) return rc;
         }
         if (!any) return opt_misuse(b->command, "--retention is empty");
     }

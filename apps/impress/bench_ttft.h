@@ -30,7 +30,7 @@ typedef struct ttft_settings {
         *out;
     opt_texts files, questions;
     uint64_t n_prefixes, n_warm, reps, seed, n_threads, n_batch, n_ubatch, store_limit;
-    bool cold, warm, json, raw, verbose;
+    bool cold, warm, adaptive, json, raw, verbose;
     store_settings store;
     const char *server; /* of peer-llama-server */
 } ttft_settings;
@@ -87,6 +87,8 @@ int ttft_rows_add(ttft_rows *rows, json_t *row);
 /* A system with a retention. */
 typedef struct ttft_cell {
     app_system system;
+    bool adaptive;  /* it may load whole, or compute, where that looks quicker */
+    char name[160]; /* the system's, and that */
 } ttft_cell;
 
 /* What a request is asked for. */

@@ -453,7 +453,7 @@ static json_t *cell_key(const ttft_bench *b, const ttft_place *place, const ttft
 {
     char kept[64];
     const app_system *s = &c->system;
-    return ttft_key(b, place, s->name, s->chooses ? s->load.retention : 1,
+    return ttft_key(b, place, c->name, s->chooses ? s->load.retention : 1,
                     s->recompute ? "-" : app_system_combination(s, kept), ask);
 }
 
@@ -480,6 +480,7 @@ static imp_llama_request request_of(const ttft_cell *c)
     imp_llama_request request;
     imp_llama_request_init(&request);
     app_system_request(&c->system, &request);
+    request.adaptive = c->adaptive;
     return request;
 }
 
@@ -487,7 +488,7 @@ static void show_progress(ttft_bench *b, const ttft_place *place, const ttft_cel
 {
     char detail[256], limit[40] = "";
     if (place->io_limit) text_bytes(place->io_limit, limit);
-    snprintf(detail, sizeof detail, "%zu of %zu (%s, %s%s%s)", b->n_done, b->n_all, c->system.name, place->state,
+    snprintf(detail, sizeof detail, "%zu of %zu (%s, %s%s%s)", b->n_done, b->n_all, c->name, place->state,
              *limit ? ", a second " : "", limit);
     text_progress_at(&b->progress, b->n_all ? (double)b->n_done / (double)b->n_all : 0, detail);
 }
@@ -501,7 +502,7 @@ static int measure(ttft_bench *b, const ttft_cell *c, const ttft_place *place, c
     int rc = bench_ask(&b->stores, &b->set, ask->prefix, ask->question, &request, &row);
     const float *logits = rc == 0 ? app_logits(b->stores.ctx) : NULL;
     if (!logits) return 1;
-    row.system = c->system.name;
+    row.system = c->name;
     row.retention = c->system.chooses ? c->system.load.retention : 1;
     ttft_compare(b, ask, logits, &row);
     b->n_done++;

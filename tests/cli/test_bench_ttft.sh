@@ -42,13 +42,14 @@ expect 1 'less than 4000 tokens' "${ttft[@]}" "${m[@]}" --prefix-tokens 4000
 expect 1 'none is left' "${ttft[@]}" "${m[@]}" -p one --warm-up 1
 
 # Both states of two systems; a row has what it is worth.
-run=("${ttft[@]}" "${m[@]}" -p 'what is ka?' -p 'who told mi?' --warm-up 1 --reps 1 --prefix-tokens 100 -s as,impress -r 0.5
+run=("${ttft[@]}" "${m[@]}" -p 'what is ka?' -p 'who told mi?' --warm-up 1 --reps 1 --prefix-tokens 100 -s as,impress -r 0.5 --adaptive
     --io-limit 20M --out "$tmp/rows")
 "${run[@]}" --json >"$tmp/out" 2>"$tmp/err" || fail "a run: $(tail -1 "$tmp/err")"
 cmp -s "$tmp/out" "$tmp/rows" || fail "rows printed and kept differ"
 rows "$tmp/out" "$tmp/list"
 json_ok "$tmp/list" '[(r["system"], r["state"], r["retention"]) for r in d] ==
-    [("as", "cold", 1), ("as", "warm", 1), ("impress", "cold", 0.5), ("impress", "warm", 0.5)]'
+    [("as", "cold", 1), ("as", "warm", 1), ("impress", "cold", 0.5), ("impress", "warm", 0.5),
+     ("impress, adaptive", "cold", 0.5), ("impress, adaptive", "warm", 0.5)]'
 json_ok "$tmp/list" 'all(r["ttft_ms"] > 0 and r["compute_ms"] > 0 and r["limit_ms"] >= r["compute_ms"] for r in d)'
 json_ok "$tmp/list" 'all({"model", "prefix", "prefix_tokens", "rep", "match_ms", "identify_ms", "io_wait_ms", "gather_ms",
     "identify_bytes", "host_hit_bytes", "same_first", "bytes_f16", "way"} <= set(r) for r in d)'
@@ -58,11 +59,11 @@ json_ok "$tmp/list" 'd[0]["bytes_read"] > 0 and d[0]["host_hit_bytes"] == 0 and 
 json_ok "$tmp/list" 'all(90 <= r["prefix_tokens"] <= 140 for r in d)'
 
 # It goes on: without its last row and a half, only that is measured again.
-head -n 3 "$tmp/rows" >"$tmp/kept"
+head -n 5 "$tmp/rows" >"$tmp/kept"
 { cat "$tmp/kept"; tail -n 1 "$tmp/rows" | head -c 100; } >"$tmp/torn" && cp "$tmp/torn" "$tmp/rows"
 "${run[@]}" >"$tmp/table" 2>/dev/null || fail "going on"
-head -n 3 "$tmp/rows" | cmp -s - "$tmp/kept" || fail "rows that were there changed"
-[ "$(wc -l <"$tmp/rows")" -eq 4 ] || fail "not four rows after going on"
+head -n 5 "$tmp/rows" | cmp -s - "$tmp/kept" || fail "rows that were there changed"
+[ "$(wc -l <"$tmp/rows")" -eq 6 ] || fail "not six rows after going on"
 [ "$(grep -c '^impress  *50 ' "$tmp/table")" -eq 2 ] || fail "no line for impress in both tables: $(cat "$tmp/table")"
 (
     flock -x 9
