@@ -292,6 +292,7 @@ def many_requests(n):
 def main():
     seed = int(os.environ.get("IMP_TEST_SEED") or random.randrange(1 << 32))
     print("seed: IMP_TEST_SEED=%d" % seed, file=sys.stderr)
+    sys.stdout.reconfigure(line_buffering=True)
     if sys.argv[1] == "--requests":
         many_requests(int(sys.argv[2]))
     else:
