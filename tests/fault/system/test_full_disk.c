@@ -96,6 +96,7 @@ static void open_store(imp_world *w, uint64_t limit)
 {
     imp_store_opts opts;
     imp_world_opts(&opts);
+    opts.segment_tokens = 400;
     opts.limit_bytes = limit;
     int rc = imp_world_open(w, dir, &opts, NULL);
     if (rc < 0) fail_msg("opening: %s", imp_last_error());
@@ -194,7 +195,7 @@ static void eviction_on_a_full_disk(void **state)
     fill();
     /* The room that one change frees is the next one's. */
     int n_stored = 0;
-    for (int i = 0; i < 8; i++) n_stored += store_one(&w, 30 + i % 10) == 0;
+    for (int i = 0; i < 4; i++) n_stored += store_one(&w, 30 + i) == 0;
     assert_true(n_stored > 0);
     assert_true(imp_world_du(dir) <= 20 << 20);
     check_bytes(&w);
@@ -223,7 +224,11 @@ static bool may_mount(void)
 {
     if (unshare(geteuid() == 0 ? CLONE_NEWNS : CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
     if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0) return false;
-    return mount("tmpfs", disk, "tmpfs", 0, "size=1m") == 0 && umount(disk) == 0;
+    if (mount("tmpfs", disk, "tmpfs", 0, "size=1m") != 0) return false;
+    /* A user who isn't mapped can mount it and yet make no file in it. */
+    int fd = open(imp_test_path(disk, "file"), O_WRONLY | O_CREAT, 0600);
+    if (fd >= 0) close(fd);
+    return umount(disk) == 0 && fd >= 0;
 }
 
 int main(void)
