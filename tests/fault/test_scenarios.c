@@ -1,0 +1,339 @@
+/* What users of such stores ran into, with the example engine over a real store. An answer is always compared, to the
+ * bit, with the one computed without a store. */
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "format/segment.h"
+#include "io/io_fault.h"
+#include "support/store_world.h"
+#include "support/support.h"
+#include "tiny_engine.h"
+
+enum { VOCAB = 200, MAX_TOKENS = 700, SEGMENT = 32, N_ASK = 5, TMPFS = 0x01021994, MAX_SEGMENTS = 64 };
+
+static const tiny_shape shape = {.n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .head_dim = 32, .n_vocab = VOCAB, .seed = 3};
+
+typedef struct world {
+    char *folder;
+    const char *dir;
+    imp_store_opts opts;
+    imp_store *store;
+    imp_space *space;
+    tiny_model *model;
+    tiny_cells cells;
+    int32_t tokens[MAX_TOKENS];
+} world;
+
+static void quiet(imp_log_level level, const char *line, void *user)
+{
+    (void)level;
+    (void)line;
+    (void)user;
+}
+
+static void start(world *w)
+{
+    assert_int_equal(imp_store_open(w->dir, &w->opts, &w->store), 0);
+    assert_int_equal(tiny_space_open(w->model, w->store, &w->space), 0);
+}
+
+static void stop(world *w)
+{
+    imp_space_close(w->space);
+    imp_store_close(w->store);
+    w->space = NULL;
+    w->store = NULL;
+}
+
+static int set_up_in(void **state, const char *base)
+{
+    world *w = calloc(1, sizeof *w);
+    imp_rng r;
+    if (!w) return -1;
+    imp_log_set(quiet, NULL, IMP_LOG_ERROR);
+    imp_rng_seed(&r, imp_test_seed());
+    w->folder = imp_test_make_dir(base);
+    if (!w->folder) w->folder = imp_test_make_dir(NULL);
+    w->model = tiny_model_new(&shape);
+    if (!w->folder || !w->model || tiny_cells_init(&w->cells, w->model, MAX_TOKENS + N_ASK) != 0) return -1;
+    char *dir = malloc(strlen(w->folder) + 8);
+    if (!dir) return -1;
+    sprintf(dir, "%s/store", w->folder);
+    w->dir = dir;
+    for (size_t i = 0; i < MAX_TOKENS; i++) w->tokens[i] = (int32_t)imp_rng_below(&r, VOCAB);
+    imp_store_opts_init(&w->opts);
+    w->opts.min_store_tokens = 4;
+    w->opts.segment_tokens = SEGMENT;
+    w->opts.chunk_tokens = 16;
+    w->opts.io_mode = IMP_IO_THREADS;
+    w->opts.reorder_period_s = UINT32_MAX;
+    *state = w;
+    return 0;
+}
+
+static int set_up(void **state) { return set_up_in(state, "/dev/shm"); }
+
+static int set_up_on_disk(void **state) { return set_up_in(state, NULL); }
+
+static int tear_down(void **state)
+{
+    world *w = *state;
+    imp_io_fault_clear();
+    stop(w);
+    tiny_cells_free(&w->cells);
+    tiny_model_free(w->model);
+    imp_test_remove_dir(w->folder);
+    free((void *)(uintptr_t)w->dir);
+    free(w);
+    return 0;
+}
+
+/* Compute `tokens` with and without the store; the report of the former. */
+static tiny_report ask(world *w, const int32_t *tokens, uint32_t n)
+{
+    float with[VOCAB], without[VOCAB];
+    tiny_report report, cold;
+    w->cells.n = w->cells.n_q = 0;
+    assert_int_equal(tiny_prompt(w->model, NULL, NULL, tokens, n, &w->cells, without, &cold), 0);
+    w->cells.n = w->cells.n_q = 0;
+    assert_int_equal(tiny_prompt(w->model, w->space, NULL, tokens, n, &w->cells, with, &report), 0);
+    assert_memory_equal(with, without, sizeof with);
+    return report;
+}
+
+/* Ask, then store what was computed. The flush's status. */
+static int keep(world *w, const int32_t *tokens, uint32_t n)
+{
+    tiny_report report = ask(w, tokens, n);
+    assert_int_equal(tiny_store(w->model, w->space, &w->cells, tokens, n, (uint32_t)report.n_matched), 0);
+    return imp_store_flush(w->store);
+}
+
+static imp_stats stats_of(world *w)
+{
+    imp_stats st;
+    assert_int_equal(imp_store_stats(w->store, &st), 0);
+    return st;
+}
+
+typedef struct node {
+    uint64_t segment, first;
+} node;
+
+typedef struct listing {
+    node nodes[MAX_SEGMENTS];
+    size_t n;
+} listing;
+
+static int add_node(const imp_node_info *info, void *user)
+{
+    listing *l = user;
+    assert_true(l->n < MAX_SEGMENTS);
+    l->nodes[l->n++] = (node){info->segment, info->first_token};
+    return 0;
+}
+
+/* The path of the segment whose first token is at `first` in the only prompt. */
+static const char *segment_at(world *w, uint64_t first)
+{
+    listing l = {.n = 0};
+    assert_int_equal(imp_store_list(w->store, add_node, &l), 0);
+    for (size_t i = 0; i < l.n; i++) {
+        char name[32];
+        if (l.nodes[i].first != first) continue;
+        imp_seg_name(l.nodes[i].segment, name);
+        return imp_test_path(w->dir, name);
+    }
+    fail_msg("no segment at %llu", (unsigned long long)first);
+    return NULL;
+}
+
+/* 2: the write of one chunk fails. */
+static void a_failed_write_is_a_miss_and_counted(void **state)
+{
+    world *w = *state;
+    uint64_t n_failed = 0;
+    start(w);
+    for (uint64_t nth = 1;; nth++) {
+        imp_io_fault f = {.kind = IMP_IO_WRITE, .nth = nth, .action = IMP_IO_ERRNO, .value = 5 /* EIO */};
+        imp_stats before = stats_of(w);
+        int rule = imp_io_fault_add(&f), rc = keep(w, w->tokens, SEGMENT);
+        bool hit = imp_io_fault_hits(rule) > 0;
+        imp_io_fault_clear();
+        assert_int_equal(rc, hit ? IMP_E_IO : 0);
+        if (!hit) break; /* there are no more writes */
+        n_failed++;
+        imp_stats after = stats_of(w);
+        assert_int_equal(after.io_errors, before.io_errors + 1);
+        assert_int_equal(after.commits_failed, before.commits_failed + 1);
+        assert_int_equal(after.n_nodes, 0);
+        assert_int_equal(after.n_segments, 0);
+        assert_int_equal(ask(w, w->tokens, SEGMENT + N_ASK).n_matched, 0);
+        assert_int_equal(imp_store_verify(w->store, 0, NULL, NULL, NULL), 0);
+    }
+    assert_true(n_failed > 1);
+    assert_int_equal(ask(w, w->tokens, SEGMENT + N_ASK).n_matched, SEGMENT);
+}
+
+/* 3 and 4: one file of three goes, or loses a byte, a block, all of it, while the store is in use; the segment may be open
+ * or not. One fall-back, the right answer, and what lies before it still serves. */
+static void a_file_lost_or_cut_while_serving(void **state)
+{
+    world *w = *state;
+    enum { GONE, A_BYTE, A_BLOCK, ALL, N_WAYS };
+    for (int how = 0; how < 2 * N_WAYS; how++) {
+        bool open_before = how % 2;
+        struct stat st;
+        start(w);
+        assert_int_equal(imp_store_remove(w->store, 0), 0);
+        assert_int_equal(keep(w, w->tokens, 3 * SEGMENT), 0);
+        if (!open_before) {
+            stop(w);
+            start(w);
+        } else {
+            assert_int_equal(ask(w, w->tokens, 3 * SEGMENT + N_ASK).n_matched, 3 * SEGMENT);
+        }
+        const char *path = segment_at(w, SEGMENT);
+        assert_int_equal(stat(path, &st), 0);
+        off_t left = how / 2 == A_BYTE ? st.st_size - 1 : how / 2 == A_BLOCK ? st.st_size - 4096 : 0;
+        if (how / 2 == GONE) assert_int_equal(unlink(path), 0);
+        else assert_int_equal(truncate(path, left), 0);
+
+        /* A file that is gone and still open is whole. */
+        bool whole = how / 2 == GONE && open_before;
+        tiny_report report = ask(w, w->tokens, 3 * SEGMENT + N_ASK);
+        assert_in_range(report.n_failed, 0, 1);
+        imp_stats after = stats_of(w);
+        if (!whole && report.n_failed == 0 && !open_before) assert_true(after.corrupt_chunks > 0);
+        if (!whole) assert_true(after.corrupt_chunks + after.io_errors > 0);
+        /* The one that is cut can't be told from a disk that answers short; a verify settles it. */
+        assert_true(imp_store_verify(w->store, 1, NULL, NULL, NULL) >= 0);
+        assert_int_equal(imp_store_verify(w->store, 0, NULL, NULL, NULL), 0);
+        report = ask(w, w->tokens, 3 * SEGMENT + N_ASK);
+        assert_int_equal(report.n_matched, SEGMENT);
+        assert_int_equal(report.n_failed, 0);
+        assert_int_equal(keep(w, w->tokens, 3 * SEGMENT), 0);
+        assert_int_equal(ask(w, w->tokens, 3 * SEGMENT + N_ASK).n_matched, 3 * SEGMENT);
+        stop(w);
+    }
+    start(w);
+}
+
+/* 7: five times the limit of prefixes that share nothing. */
+static void five_times_the_limit(void **state)
+{
+    world *w = *state;
+    enum { LIMIT = 1280 << 10, N = 200, IN_FLIGHT = 512 << 10 };
+    imp_world small;
+    imp_store_opts opts;
+    imp_stats st = {0};
+    imp_world_opts(&opts);
+    opts.limit_bytes = LIMIT;
+    assert_int_equal(imp_world_open(&small, w->dir, &opts, NULL), 0);
+    for (int i = 0; st.bytes_written < 5ull * LIMIT; i++) {
+        w->tokens[0] = 1000 + i;
+        assert_int_equal(imp_world_commit(&small, w->tokens, N, 0, 0, NULL), 0);
+        assert_int_equal(imp_store_flush(small.store), 0);
+        assert_int_equal(imp_world_check(&small, w->tokens, N, true), N); /* the newest isn't its own victim */
+        assert_in_range(imp_world_du(w->dir), 0, LIMIT + IN_FLIGHT);
+        assert_int_equal(imp_store_stats(small.store, &st), 0);
+    }
+    assert_true(st.evicted_nodes > 0);
+    assert_int_equal(imp_world_verify(&small, false, true), 0);
+    assert_int_equal(imp_store_gc(small.store, NULL), 0);
+    assert_in_range(imp_world_du(w->dir), 0, LIMIT);
+    imp_world_close(&small);
+}
+
+/* 8: the limit is a little short for a prefix of several segments: its tail goes, or stays away. */
+static void the_tail_of_a_prefix_goes_first(void **state)
+{
+    world *w = *state;
+    enum { PARTS = 8 };
+    w->opts.limit_bytes = 64 << 20;
+    start(w);
+    assert_int_equal(keep(w, w->tokens, PARTS * SEGMENT), 0);
+    imp_stats all = stats_of(w);
+    assert_int_equal(all.n_segments, PARTS);
+    stop(w);
+    /* As it is, and with a limit that leaves no room for the last part or two. */
+    w->opts.limit_bytes = all.disk_bytes;
+    start(w);
+    int rc = imp_store_gc(w->store, NULL);
+    assert_true(rc == 0 || rc == IMP_E_FULL);
+    imp_stats after = stats_of(w);
+    assert_true(after.n_segments < PARTS);
+    size_t left = ask(w, w->tokens, PARTS * SEGMENT + N_ASK).n_matched;
+    assert_int_equal(left, after.n_segments * SEGMENT); /* all that is there is reached */
+    assert_int_equal(after.n_tokens, left);
+    assert_true(left > 0);
+    assert_int_equal(imp_store_verify(w->store, 0, NULL, NULL, NULL), 0);
+}
+
+/* Share of the segments' pages that the page cache holds, in percent. */
+static unsigned percent_cached(world *w)
+{
+    listing l = {.n = 0};
+    size_t n_pages = 0, n_cached = 0;
+    assert_int_equal(imp_store_list(w->store, add_node, &l), 0);
+    for (size_t i = 0; i < l.n; i++) {
+        char name[32];
+        struct stat st;
+        unsigned char in[4096];
+        imp_seg_name(l.nodes[i].segment, name);
+        int fd = open(imp_test_path(w->dir, name), O_RDONLY);
+        assert_true(fd >= 0 && fstat(fd, &st) == 0);
+        size_t n = ((size_t)st.st_size + 4095) / 4096;
+        assert_true(n <= sizeof in);
+        void *at = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
+        assert_true(at != MAP_FAILED && mincore(at, (size_t)st.st_size, in) == 0);
+        for (size_t p = 0; p < n; p++) n_cached += in[p] & 1;
+        n_pages += n;
+        munmap(at, (size_t)st.st_size);
+        close(fd);
+    }
+    return (unsigned)(n_cached * 100 / (n_pages ? n_pages : 1));
+}
+
+/* 12: with O_DIRECT the store leaves the page cache to others. */
+static void the_page_cache_stays_free(void **state)
+{
+    world *w = *state;
+    struct statfs fs;
+    start(w);
+    assert_int_equal(keep(w, w->tokens, 5 * SEGMENT + 7), 0); /* an odd last chunk */
+    stop(w);
+    start(w);
+    assert_int_equal(ask(w, w->tokens, 5 * SEGMENT + 7 + N_ASK).n_matched, 5 * SEGMENT + 7);
+    imp_stats st = stats_of(w);
+    if (!strstr(st.io_mode, "O_DIRECT") || statfs(w->dir, &fs) != 0 || fs.f_type == TMPFS) {
+        fprintf(stderr, "not looked at: reads go by %s\n", st.io_mode);
+        return;
+    }
+    assert_in_range(percent_cached(w), 0, 5);
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        TEST(a_failed_write_is_a_miss_and_counted),
+        TEST(a_file_lost_or_cut_while_serving),
+        TEST(five_times_the_limit),
+        TEST(the_tail_of_a_prefix_goes_first),
+        cmocka_unit_test_setup_teardown(the_page_cache_stays_free, set_up_on_disk, tear_down),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
