@@ -7,8 +7,8 @@
     ["Waiting for a slot", "queue"], ["Matching", "match"], ["Identifying", "identify"], ["Waiting for reads", "io_wait"],
     ["Gathering", "gather"], ["Computing", "compute"]];
   const $ = (id) => document.getElementById(id);
-  const state = {key: "", paused: false, before: null, columns: [], looks: 0, nodes: new Map(), roots: [], open: new Set(),
-    seen: new Set(), selected: null, active: null, admin: false, busy: false};
+  const state = {key: "", refused: false, paused: false, before: null, columns: [], looks: 0, nodes: new Map(), roots: [],
+    open: new Set(), seen: new Set(), selected: null, active: null, admin: false, busy: false};
 
   /* ---- text and elements */
 
@@ -56,7 +56,7 @@
   /* ---- asking */
 
   const ask = async (path, body) => {
-    const headers = state.key ? {Authorization: "Bearer " + state.key} : {};
+    const headers = state.key && !state.refused ? {Authorization: "Bearer " + state.key} : {};
     const reply = await fetch(path, {method: body ? "POST" : "GET", headers, body: body ? JSON.stringify(body) : undefined,
       cache: "no-store", credentials: "omit"});
     const text = await reply.text();
@@ -370,7 +370,7 @@
   };
 
   const lookAsAdmin = async () => {
-    if (!state.key) return;
+    if (!state.key || state.refused) return;
     const stats = JSON.parse(await ask("/admin/stats"));
     drawTiers(stats);
     $("refresh").disabled = !stats.store;
@@ -396,6 +396,7 @@
       state.looks++;
     } catch (e) {
       state.admin = false;
+      if (e.status === 401 && state.key) state.refused = true; /* once: the server counts wrong keys */
       say(e.status === 401 ? (state.key ? "This key isn't right." : "This server wants a key.")
         : e.status ? e.message : "The server can't be reached.", true);
     }
@@ -417,6 +418,7 @@
   $("key-form").addEventListener("submit", (event) => {
     event.preventDefault();
     state.key = $("key").value.trim();
+    state.refused = false;
     $("key").value = "";
     forget();
     look();
