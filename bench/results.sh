@@ -17,7 +17,7 @@ rest=${REST:-k8v4}
 reps=${REPS:-2}
 published=as,as-h2o-lru,as-h2o-lfu,impress-paper,contiguous
 alike=as+rest=$rest,as-h2o-lfu+rest=$rest,impress-paper+rest=$rest
-ours=${OURS:-impress,impress+rest=$rest+bytes=.375}
+ours=${OURS:-impress,impress+rest=$rest+bytes=.375,impress+rest=$rest+bytes=.25}
 systems=${SYSTEMS:-$published,$alike,$ours}
 store=()
 [ -z "${STORE:-}" ] || store=(--store "$STORE")
