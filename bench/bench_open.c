@@ -1,10 +1,10 @@
-/* bench_open.c: what a store of many small entries costs: to open it, to match the first prompt, to list it, to sum it up,
- * and the memory of its tree. Entries of 64 tokens, a quarter of them below another one, each a segment of its own: the
+/* bench_open.c: what a store of many small entries costs: to open it, to match the first prompt, to list it, to sum it
+ * up, and the memory of its tree. Entries of 64 tokens, a quarter of them below another one, each a segment of its own: the
  * most files and rows that a given number of tokens can have. They are stored through the public interface, which takes
  * longer than everything that is measured; with --dir they stay, and a later run finds them.
  *
- * Opening is measured in a process of its own, so that the memory is that of the store alone. The page cache is as it is:
- * warm after storing; `echo 3 >/proc/sys/vm/drop_caches` before a run with --dir makes it cold.
+ * Opening is measured in a process of its own, so that the memory is that of the store alone. The page cache is as it
+ * is: warm after storing; `echo 3 >/proc/sys/vm/drop_caches` before a run with --dir makes it cold.
  */
 #include <getopt.h>
 #include <inttypes.h>

@@ -19,7 +19,8 @@ static const struct {
     {0x6969, "NFS"},           {0xff534d42, "CIFS"},  {0xfe534d42, "SMB"},    {0x517b, "SMB"},
     {0x01021997, "9p"},        {0x564c, "NCP"},       {0x5346414f, "AFS"},    {0x6b414653, "AFS"},
     {0x73757245, "Coda"},      {0x00c36400, "Ceph"},  {0x0bd00bd0, "Lustre"}, {0x47504653, "GPFS"},
-    {0x19830326, "FhGFS"},     {0x7461636f, "OCFS2"}, {0x01161970, "GFS2"},   {0x786f4256, "VirtualBox's shared folders"},
+    {0x19830326, "FhGFS"},     {0x7461636f, "OCFS2"}, {0x01161970, "GFS2"},
+    {0x786f4256, "VirtualBox's shared folders"},
     {0xbacbacbc, "VMware's shared folders"},
 };
 
@@ -85,7 +86,7 @@ int imp_fs_check(int dir_fd, const char *dir)
     const char *what = imp_fs_refused((uint64_t)fs.f_type, known ? name : NULL);
     if (!what) return 0;
     return imp_fail(IMP_E_UNSUPPORTED,
-                    "%s lies on %s%s%s, where a store's locks don't hold: put it on a local disk (IMPRESS_ANY_FS=1 opens it "
-                    "all the same)",
+                    "%s lies on %s%s%s, where a store's locks don't hold: put it on a local disk (IMPRESS_ANY_FS=1 opens "
+                    "it all the same)",
                     dir, what, known ? ", as " : "", known ? name : "");
 }

@@ -167,8 +167,8 @@ static uint32_t first_used(const imp_seg *seg, const use_of *u, uint32_t index)
     return UINT32_MAX;
 }
 
-/* The first bad token decides what is dropped, so chunks are told one by one but dropped once, at the end. `*worst`: that
- * token; UINT32_MAX: nothing is bad. */
+/* The first bad token decides what is dropped, so chunks are told one by one but dropped once, at the end. `*worst`:
+ * that token; UINT32_MAX: nothing is bad. */
 static void bad_chunk(verify *v, const imp_seg *seg, const use_of *u, uint32_t index, const char *why, uint32_t *worst)
 {
     char name[32], what[200];

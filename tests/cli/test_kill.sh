@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# kill -9 while a real model's KV is being stored, 20 times: one open is enough, verify is clean, no file is left over, and
-# old prefixes hit with the same answer. tests/fault/test_kill.c kills at chosen operations; here it is the whole program.
+# kill -9 while a real model's KV is being stored, 20 times: one open is enough, verify is clean, no file is left over,
+# and old prefixes hit with the same answer. tests/fault/test_kill.c kills at chosen operations; here it is the whole
+# program.
 . "$(dirname "$0")/lib.sh"
 need_model
 rounds=${IMPRESS_KILL_ROUNDS_MODEL:-20}
@@ -13,7 +14,7 @@ declare -A found=([before]=0 [meanwhile]=0 [afterwards]=0)
 for i in $(seq "$rounds"); do
     words 40 "$i" >"$tmp/new.txt"
     had=$(ls "$tmp/store/segments" | wc -l)
-    # Not through ask(): a function in the background is a shell of its own, which would be killed in the program's place.
+    # Not through ask(): a function in the background is a shell of its own, which would be killed instead.
     "$IMPRESS" "${asking[@]}" -f "$tmp/new.txt" >/dev/null 2>&1 &
     pid=$!
     # Wait until the store is being written, then a random moment more.
@@ -41,5 +42,5 @@ for i in $(seq "$rounds"); do
     json_ok "$tmp/old.json" 'd["matched_tokens"] > 60'
     [ "$(json "$tmp/old.json" 'd["answer"]')" = "$answer" ] || fail "round $i: another answer"
 done
-echo "killed before the file: ${found[before]}, while it was written: ${found[meanwhile]}, afterwards: ${found[afterwards]}"
+echo "killed before the file: ${found[before]}, meanwhile: ${found[meanwhile]}, afterwards: ${found[afterwards]}"
 finish

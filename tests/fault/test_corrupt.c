@@ -1,8 +1,8 @@
-/* Damaged bytes, by the hundred: bits flipped, runs overwritten, chunks and whole files exchanged inside a file, between
- * files and between two models' spaces, files cut, zeroed, lengthened, lost, in segments, bases and the catalogue. The
+/* Damaged bytes, by the hundred: bits flipped, runs overwritten, chunks and whole files exchanged inside a file,
+ * between files and between two models' spaces, files cut, zeroed, lengthened, lost, in segments, bases and the catalogue. The
  * example engine asks over each such store. An answer is never another one than without a store; verify names every
- * damaged file; a repair drops what is bad and what can't be reached without it, to the token, and nothing else; and what
- * was dropped is stored again.
+ * damaged file; a repair drops what is bad and what can't be reached without it, to the token, and nothing else; and
+ * what was dropped is stored again.
  * IMP_CORRUPT_ROUNDS: how often (500). */
 #include <dirent.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
-/* kill -9 at any moment: children store, split, reorder, evict, collect, rebuild and upgrade until they are killed, each
- * before a chosen operation of its kind. After each kill one open is enough: everything that a child knew to be stored
+/* kill -9 at any moment: children store, split, reorder, evict, collect, rebuild and upgrade until they are killed,
+ * each before a chosen operation of its kind. After each kill one open is enough: everything that a child knew to be stored
  * is there and right (what an eviction may take: right if it is there), the store verifies, no file is left over, and
  * the bytes that it reports are those on the disk.
  * IMP_KILL_ROUNDS: how often (100). */
@@ -46,9 +46,11 @@ typedef struct phase {
 static const phase phases[] = {
     {STORE, WRITE, 12},    {STORE, SYNC, 12},      {STORE, RENAME, 12},   {STORE, CATALOGUE, 80}, {STORE, SWITCH, 12},
     {SPLIT, SWITCH, 12},   {REPLACE, UNLINK, 12},  {BASIS, WRITE, 1},     {BASIS, SYNC, 1},       {BASIS, RENAME, 1},
-    {REORDER, WRITE, 40},  {REORDER, SYNC, 12},    {REORDER, RENAME, 12}, {REORDER, UNLINK, 12},  {REORDER, CATALOGUE, 99},
+    {REORDER, WRITE, 40},  {REORDER, SYNC, 12},    {REORDER, RENAME, 12}, {REORDER, UNLINK, 12},
+    {REORDER, CATALOGUE, 99},
     {REORDER, SWITCH, 12}, {EVICT, WRITE, 24},     {EVICT, UNLINK, 12},   {EVICT, CATALOGUE, 40}, {GC, UNLINK, 8},
-    {GC, CATALOGUE, 60},   {REBUILD, UNLINK, 3},   {REBUILD, CATALOGUE, 30}, {UPGRADE, CATALOGUE, 8}, {STORE, RANDOM, 1},
+    {GC, CATALOGUE, 60},   {REBUILD, UNLINK, 3},   {REBUILD, CATALOGUE, 30},
+    {UPGRADE, CATALOGUE, 8}, {STORE, RANDOM, 1},
 };
 
 enum { N_PHASES = sizeof phases / sizeof phases[0] };

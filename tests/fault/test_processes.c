@@ -1,7 +1,7 @@
 /* Several processes on one store at once, under one limit: two that store and ask, one in a space of its own, one that
- * verifies, one that collects, one that reorders, and some that are killed at their work. Nobody gets a wrong row, verify
- * finds nothing, `du` never shows more than the limit and what is on its way, and a killed one holds nobody up: all others
- * come to their end. IMP_PROCESS_ROUNDS: how many prompts each of the storing ones stores (60). */
+ * verifies, one that collects, one that reorders, and some that are killed at their work. Nobody gets a wrong row,
+ * verify finds nothing, `du` never shows more than the limit and what is on its way, and a killed one holds nobody up: all
+ * others come to their end. IMP_PROCESS_ROUNDS: how many prompts each of the storing ones stores (60). */
 #include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -46,7 +46,7 @@ static size_t prompt(uint64_t seed, int32_t *tokens)
 #define DIE_IF(bad)                                                                                                    \
     do {                                                                                                               \
         if (bad) {                                                                                                     \
-            fprintf(stderr, "line %d: %s\n", __LINE__, imp_last_error());                                               \
+            fprintf(stderr, "line %d: %s\n", __LINE__, imp_last_error());                                              \
             _exit(1);                                                                                                  \
         }                                                                                                              \
     } while (0)
@@ -203,7 +203,9 @@ static void share_a_store_and_its_limit(void **state)
     imp_rng_seed(&rng, imp_test_seed());
     imp_log_set(quiet, NULL, IMP_LOG_ERROR);
     assert_int_equal(pipe2(fds, O_NONBLOCK), 0);
-    for (int i = 0; i < N_WRITERS; i++) writers[i] = start(i < 2 ? STORE : STORE_APART, imp_rng_u64(&rng), n_rounds, fds);
+    for (int i = 0; i < N_WRITERS; i++) {
+        writers[i] = start(i < 2 ? STORE : STORE_APART, imp_rng_u64(&rng), n_rounds, fds);
+    }
     for (int i = 0; i < N_OTHERS; i++) others[i] = -1;
 
     while (n_running > 0) {

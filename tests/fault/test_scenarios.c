@@ -23,7 +23,9 @@
 
 enum { VOCAB = 200, MAX_TOKENS = 700, SEGMENT = 32, N_ASK = 5, TMPFS = 0x01021994, MAX_SEGMENTS = 64 };
 
-static const tiny_shape shape = {.n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .head_dim = 32, .n_vocab = VOCAB, .seed = 3};
+static const tiny_shape shape = {
+    .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .head_dim = 32, .n_vocab = VOCAB, .seed = 3,
+};
 
 typedef struct world {
     char *folder;
@@ -187,8 +189,8 @@ static void a_failed_write_is_a_miss_and_counted(void **state)
     assert_int_equal(ask(w, w->tokens, SEGMENT + N_ASK).n_matched, SEGMENT);
 }
 
-/* 3 and 4: one file of three goes, or loses a byte, a block, all of it, while the store is in use; the segment may be open
- * or not. One fall-back, the right answer, and what lies before it still serves. */
+/* 3 and 4: one file of three goes, or loses a byte, a block, all of it, while the store is in use; the segment may be
+ * open or not. One fall-back, the right answer, and what lies before it still serves. */
 static void a_file_lost_or_cut_while_serving(void **state)
 {
     world *w = *state;
