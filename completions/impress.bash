@@ -17,7 +17,7 @@ _impress()
     fi
     case $prev in
         --store | --tasks | --prefixes) compopt -o dirnames; return ;;
-        -m | --model | -f | --file | --config) compopt -o default; return ;;
+        -m | --model | -f | --file | --config | --key-file) compopt -o default; return ;;
         -s | --system | --systems)
             mapfile -t COMPREPLY < <(compgen -W "$("$program" systems --values system)" -- "$cur")
             return ;;

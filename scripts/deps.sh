@@ -46,6 +46,7 @@ need libsqlite3-dev pkg-config --exists sqlite3
 need libxxhash-dev pkg-config --exists libxxhash
 need libjansson-dev pkg-config --exists jansson
 need libmicrohttpd-dev pkg-config --exists libmicrohttpd
+need libssl-dev pkg-config --exists libcrypto
 need libcmocka-dev pkg-config --exists cmocka
 need clang command -v clang
 need python3 command -v python3

@@ -15,7 +15,7 @@
 #include "text.h"
 
 typedef struct inspect_settings {
-    store_settings store; /* only dir, limit and order have options here */
+    store_settings store; /* only dir, key, limit and order have options here */
     bool json, repair, rebuild, all, off, reorder;
 } inspect_settings;
 
@@ -23,6 +23,9 @@ typedef struct inspect_settings {
 #define STORE_OPT                                                                                                      \
     {                                                                                                                  \
         "store", 0, OPT_TEXT, AT(store.dir), "DIR", "the store, if it isn't the argument STORE", false                 \
+    },                                                                                                                 \
+    {                                                                                                                  \
+        "key-file", 0, OPT_TEXT, AT(store.key_file), "FILE", "the key of an encrypted store", false                    \
     }
 #define JSON_OPT                                                                                                       \
     {                                                                                                                  \
@@ -308,7 +311,7 @@ int cmd_verify(int argc, char **argv)
     inspection in;
     int rc;
     if (!parse(&in, &verify_command, argc, argv, 1, &rc)) return rc;
-    if (in.s.rebuild && imp_store_rebuild(in.dir) < 0) return app_fail("%s", imp_last_error());
+    if (in.s.rebuild && imp_store_rebuild_key(in.dir, in.s.store.key_file) < 0) return app_fail("%s", imp_last_error());
     if (!open_store(&in, in.s.repair ? 0 : IMP_STORE_READONLY, &rc)) return rc;
     verification v = {.json = in.s.json, .array = in.s.json ? json_array() : NULL, .progress = {.label = "verifying"}};
     int64_t bad = imp_store_verify(in.store, in.s.repair, on_finding, on_verified, &v), left = bad;

@@ -13,11 +13,16 @@ int store_settings_apply(const opt_command *command, const store_settings *s, im
 {
     imp_store_opts_init(opts);
     opts->limit_bytes = s->limit;
+    opts->key_file = s->key_file;
     opts->read_bytes_per_s = s->io_limit;
     opts->host_cache_bytes = s->host_cache;
     opts->min_store_tokens = (uint32_t)s->min_store;
     opts->device_cache_bytes = s->device_cache;
     opts->reorder_after = (uint32_t)s->reorder_after;
+    if (s->ttl > UINT32_MAX) return opt_misuse(command, "--ttl wants no more than %u seconds", UINT32_MAX);
+    opts->ttl_s = (uint32_t)s->ttl;
+    if (s->tenant_share > 100) return opt_misuse(command, "--tenant-share wants 1 to 100 per cent");
+    opts->space_percent = (uint32_t)s->tenant_share;
     if (s->reorder_period && strcmp(s->reorder_period, "never") != 0) {
         uint64_t seconds;
         if (!text_parse_count(s->reorder_period, UINT32_MAX - 1, &seconds) || seconds == 0)

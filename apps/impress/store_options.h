@@ -7,8 +7,8 @@
 #include "switches.h"
 
 typedef struct store_settings {
-    const char *dir;
-    uint64_t limit, io_limit, host_cache, device_cache, min_store, reorder_after;
+    const char *dir, *key_file;
+    uint64_t limit, io_limit, host_cache, device_cache, min_store, reorder_after, ttl, tenant_share;
     const char *io, *reorder_period;
     bool no_direct;
     switch_settings switches; /* of the store, and of requests where a command has those */
@@ -20,6 +20,8 @@ typedef struct store_settings {
     {"store", 0, OPT_TEXT, offsetof(base, store.dir), "DIR",                                                           \
      "the store's directory (default: ~/.cache/impress/store);\n`none`: only in memory, see --host-cache", false},     \
     {"limit", 0, OPT_SIZE, offsetof(base, store.limit), "SIZE", "size limit of the store (default: 10G)", false},      \
+    {"key-file", 0, OPT_TEXT, offsetof(base, store.key_file), "FILE",                                                  \
+     "encrypt the store with the key in FILE: 32 bytes or 64 hex digits\nthat only its owner may read", false},        \
     STORE_OPTS_HOW(base)
 
 #define STORE_OPTS_HOW(base)                                                                                           \
@@ -38,7 +40,12 @@ typedef struct store_settings {
     {"reorder-period", 0, OPT_TEXT, offsetof(base, store.reorder_period), "S",                                         \
      "look every S seconds for what should be in another order, or\n`never` (default: 600)", false},                   \
     {"reorder-after", 0, OPT_COUNT, offsetof(base, store.reorder_after), "N",                                          \
-     "reorder what N requests used since the last time (default: 16)", false}
+     "reorder what N requests used since the last time (default: 16)", false},                                         \
+    {"ttl", 0, OPT_COUNT, offsetof(base, store.ttl), "S", "remove what nobody used for S seconds (default: never)",    \
+     false},                                                                                                           \
+    {"tenant-share", 0, OPT_COUNT, offsetof(base, store.tenant_share), "PERCENT",                                      \
+     "let no tenant take more of the limit, and make room where one\nholds most (default: tenants aren't told apart)", \
+     false}
 
 /* The switches of requests, where a command has STORE_OPTS too. */
 #define REQUEST_OPTS(base) SWITCH_REQUEST_OPTS(base, store.switches)

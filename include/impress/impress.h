@@ -234,6 +234,9 @@ typedef struct imp_store_opts {
     uint32_t space_percent;      /* the segments of one space take this share of limit_bytes at most (1..100), and room
                                     is taken from the space that holds most: one tenant's flood drives out only what is
                                     its own. 0: spaces aren't told apart, the longest unused entry goes */
+    const char *key_file;        /* what is on disk is encrypted (AES-256-GCM, docs/reliability.md): a file of 32 bytes
+                                    or 64 hex digits that only its owner may use. A store is encrypted from its first
+                                    opening on, or never. NULL: not encrypted. Not read with IMP_STORE_MEMORY */
 } imp_store_opts;
 
 /* Fill in the defaults for a caller whose imp_store_opts has so many bytes. */
@@ -251,6 +254,8 @@ void imp_store_opts_switches(imp_store_opts *opts, const imp_switches *switches)
  * IMP_E_NOMEM, IMP_E_NOTFOUND (IMP_STORE_MUST_EXIST or READONLY), IMP_E_UNSUPPORTED (an io_mode that can't be had; `dir`
  * lies on a network's file system, where locks don't hold, and IMPRESS_ANY_FS isn't 1 in the environment),
  * IMP_E_ARG (an option out of range; `dir` holds other files); the directory is as it was.
+ * Of encrypted stores: IMP_E_PERM without the key, with another one, or with one that others may read, IMP_E_ARG with a
+ * key for a store that isn't encrypted or a file that holds none, IMP_E_UNSUPPORTED in a build that can't encrypt.
  * With IMP_STORE_READONLY commits store nothing (begin returns 0 and NULL), and what changes a store (remove, pin, gc,
  * reorder, repair) is IMP_E_PERM.
  * Owner: the caller, until imp_store_close(). Threads: any. Several processes may have one store open. */
@@ -648,6 +653,8 @@ int64_t imp_store_verify(imp_store *store, int repair, void (*fn)(const imp_find
 /* Throw the catalogue away and make it again from the segments. IMP_E_BUSY while any process, this one too, has the
  * store open. Pins stay where the old catalogue can be read. */
 int imp_store_rebuild(const char *dir);
+/* The same for an encrypted one. */
+int imp_store_rebuild_key(const char *dir, const char *key_file);
 
 /* Remove a node and everything below it, or everything (`node` 0), pinned or not. Leases on it stay good.
  * IMP_E_NOTFOUND. */

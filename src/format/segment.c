@@ -65,6 +65,11 @@ enum {
     AT_PROBE_HEADS = 404,
     AT_SKETCH_BITS = 408,
     AT_BASIS = 416, /* zeros before and behind it are reserved */
+    AT_SEAL = 424,  /* of sealed segments on disk: name of the key, salt, tags of the two parts that are encrypted */
+    AT_SALT = AT_SEAL + 8,
+    AT_FIXED_TAG = AT_SALT + IMP_SALT_BYTES,
+    AT_TABLES_TAG = AT_FIXED_TAG + IMP_TAG_BYTES,
+    SEAL_END = AT_TABLES_TAG + IMP_TAG_BYTES,
     AT_CHECKSUM = IMP_SEG_FIXED_BYTES - 8,
 };
 
@@ -74,7 +79,15 @@ static const char magic[8] = {'I', 'M', 'P', 'S', 'E', 'G', '1', '\n'};
 
 /* A feature bit for each kind of region that the first version 1 didn't have. */
 #define FEATURE(region) (1u << ((region) - IMP_REGION_KV))
-#define FEATURES (FEATURE(IMP_REGION_MAP + 1) - 1)
+#define FEATURE_SEALED FEATURE(IMP_REGION_MAP + 1)
+#define FEATURES (FEATURE_SEALED * 2 - 1)
+
+/* Numbers of the header's parts, as imp_cipher_seal() counts; chunks have those from 0 on. */
+#define PART_FIXED UINT32_MAX
+#define PART_TABLES (UINT32_MAX - 1)
+
+/* In place of the key's name while a header isn't encrypted. */
+#define SEAL_OPEN 1u
 
 /* One region's share of a layer. */
 typedef struct region_place {
@@ -288,7 +301,7 @@ int imp_seg_layout_new(const imp_seg_meta *meta, imp_seg_layout **out)
 
     l->tokens_at = IMP_SEG_FIXED_BYTES + meta->n_layers * LAYER_BYTES;
     l->sums_at = (uint32_t)imp_round_up(l->tokens_at + 4 * (uint64_t)meta->n_tokens, 8);
-    l->header_bytes = imp_round_up(l->sums_at + 8 * (uint64_t)l->n_chunks + 8, meta->alignment);
+    l->header_bytes = imp_round_up(l->sums_at + 8 * (uint64_t)imp_seg_sums_length(l) + 8, meta->alignment);
     l->file_bytes = l->header_bytes;
     place_maps(l);
     rc = 0;
@@ -400,18 +413,56 @@ imp_chunk_place imp_seg_chunk_at(const imp_seg_layout *l, uint32_t index, imp_re
     return imp_seg_chunk(l, *region, *layer, *chunk);
 }
 
-uint64_t imp_seg_checksum(const imp_seg_layout *l, uint32_t index, const void *bytes, size_t n_bytes)
+/* What is bound to a chunk's bytes: where they belong. */
+enum { WHERE_BYTES = 20 };
+
+static void put_where(const imp_seg_layout *l, uint32_t index, unsigned char where[WHERE_BYTES])
 {
     imp_region region = IMP_REGION_K;
     uint32_t layer = 0, chunk = 0;
     if (index < l->n_chunks) locate(l, index, &region, &layer, &chunk);
-
-    unsigned char where[20];
     imp_put64(where, l->meta.segment);
     imp_put32(where + 8, (uint32_t)region);
     imp_put32(where + 12, layer);
     imp_put32(where + 16, chunk);
+}
+
+uint64_t imp_seg_checksum(const imp_seg_layout *l, uint32_t index, const void *bytes, size_t n_bytes)
+{
+    unsigned char where[WHERE_BYTES];
+    put_where(l, index, where);
     return imp_hash64(bytes, n_bytes, imp_hash64(where, sizeof where, 0));
+}
+
+size_t imp_seg_sums_length(const imp_seg_layout *l)
+{
+    return (l->meta.sealed ? IMP_TAG_BYTES / sizeof(uint64_t) : 1) * (size_t)l->n_chunks;
+}
+
+int imp_seg_chunk_close(const imp_seg_layout *l, const imp_cipher *cipher, uint32_t index, void *bytes, size_t n_bytes,
+                        uint64_t *sums)
+{
+    unsigned char where[WHERE_BYTES], tag[IMP_TAG_BYTES];
+    if (!l->meta.sealed) {
+        sums[index] = imp_seg_checksum(l, index, bytes, n_bytes);
+        return 0;
+    }
+    put_where(l, index, where);
+    int rc = imp_cipher_seal(cipher, index, where, sizeof where, bytes, n_bytes, tag);
+    sums[2 * (size_t)index] = imp_get64(tag);
+    sums[2 * (size_t)index + 1] = imp_get64(tag + 8);
+    return rc;
+}
+
+int imp_seg_chunk_open(const imp_seg_layout *l, const imp_cipher *cipher, uint32_t index, void *bytes, size_t n_bytes,
+                       const uint64_t *sums)
+{
+    unsigned char where[WHERE_BYTES], tag[IMP_TAG_BYTES];
+    if (!l->meta.sealed) return imp_seg_checksum(l, index, bytes, n_bytes) == sums[index] ? 0 : IMP_E_CORRUPT;
+    put_where(l, index, where);
+    imp_put64(tag, sums[2 * (size_t)index]);
+    imp_put64(tag + 8, sums[2 * (size_t)index + 1]);
+    return imp_cipher_open(cipher, index, where, sizeof where, bytes, n_bytes, tag);
 }
 
 uint64_t imp_seg_maps_at(const imp_seg_layout *l, uint64_t *n_bytes)
@@ -506,7 +557,7 @@ static uint32_t features_of(const imp_seg_layout *l)
 {
     uint32_t features = 0;
     for (uint32_t r = IMP_REGION_KV; r < N_KINDS; r++) features |= l->region_chunks[r] > 0 ? FEATURE(r) : 0;
-    return features;
+    return l->meta.sealed ? features | FEATURE_SEALED : features;
 }
 
 static void encode_fixed(const imp_seg_layout *l, unsigned char *h)
@@ -543,6 +594,7 @@ static void encode_fixed(const imp_seg_layout *l, unsigned char *h)
     imp_put32(h + AT_PROBE_HEADS, m->probe_heads);
     imp_put32(h + AT_SKETCH_BITS, m->sketch_bits);
     imp_put64(h + AT_BASIS, m->basis);
+    if (m->sealed) imp_put64(h + AT_SEAL, SEAL_OPEN);
 
     uint32_t n_regions = 0;
     put_region(l, IMP_REGION_MAP, &n_regions, h);
@@ -563,7 +615,7 @@ void imp_seg_header_encode(const imp_seg_layout *l, const uint64_t *sums, void *
         imp_put32(entry + 8, l->layers[i].head_dim_v);
     }
     for (uint32_t i = 0; i < l->meta.n_tokens; i++) imp_put32(h + l->tokens_at + 4 * (size_t)i, (uint32_t)l->tokens[i]);
-    for (uint32_t i = 0; i < l->n_chunks; i++) imp_put64(h + l->sums_at + 8 * (size_t)i, sums[i]);
+    for (size_t i = 0; i < imp_seg_sums_length(l); i++) imp_put64(h + l->sums_at + 8 * i, sums[i]);
     imp_put64(h + l->header_bytes - 8, imp_hash64(h, l->header_bytes - 8, 0));
 }
 
@@ -632,6 +684,10 @@ int imp_seg_header_decode(const void *bytes, size_t n_bytes, imp_seg_layout **la
         goto out;
     }
     /* From here on the bytes are as somebody wrote them; that doesn't make them right. */
+    if (imp_seg_header_sealed(h) && !all_zero(h + AT_SALT, SEAL_END - AT_SALT)) {
+        rc = imp_fail(IMP_E_UNSUPPORTED, "segment header: it is encrypted");
+        goto out;
+    }
     uint32_t flags = imp_get32(h + AT_FLAGS);
     if (flags & ~FLAG_DERIVED) {
         rc = imp_fail(IMP_E_UNSUPPORTED, "segment header: unknown flags 0x%x", flags);
@@ -657,6 +713,7 @@ int imp_seg_header_decode(const void *bytes, size_t n_bytes, imp_seg_layout **la
         .probe_heads = imp_get32(h + AT_PROBE_HEADS),
         .sketch_bits = imp_get32(h + AT_SKETCH_BITS),
         .basis = imp_get64(h + AT_BASIS),
+        .sealed = imp_seg_header_sealed(h),
     };
     memcpy(m.model_name, h + AT_MODEL_NAME, sizeof m.model_name);
     memcpy(m.how, h + AT_HOW, sizeof m.how);
@@ -687,18 +744,19 @@ int imp_seg_header_decode(const void *bytes, size_t n_bytes, imp_seg_layout **la
     /* F1, F2: what the header says about itself is what follows from the rest, and nothing hides in the gaps. */
     unsigned char fixed[IMP_SEG_FIXED_BYTES];
     encode_fixed(l, fixed);
-    size_t tokens_end = l->tokens_at + 4 * (size_t)m.n_tokens, sums_end = l->sums_at + 8 * (size_t)l->n_chunks;
+    size_t n_sums = imp_seg_sums_length(l);
+    size_t tokens_end = l->tokens_at + 4 * (size_t)m.n_tokens, sums_end = l->sums_at + 8 * n_sums;
     if (memcmp(fixed, h, sizeof fixed) != 0 || l->header_bytes != header_bytes ||
         !all_zero(h + tokens_end, l->sums_at - tokens_end) || !all_zero(h + sums_end, header_bytes - 8 - sums_end)) {
         rc = imp_fail(IMP_E_CORRUPT, "segment header: it contradicts itself");
         goto out;
     }
-    table = imp_malloc(l->n_chunks * sizeof *table);
+    table = imp_malloc(n_sums * sizeof *table);
     if (!table) {
         rc = imp_fail(IMP_E_NOMEM, "segment header: no memory");
         goto out;
     }
-    for (uint32_t i = 0; i < l->n_chunks; i++) table[i] = imp_get64(h + l->sums_at + 8 * (size_t)i);
+    for (size_t i = 0; i < n_sums; i++) table[i] = imp_get64(h + l->sums_at + 8 * i);
 
     *layout = l;
     *sums = table;
@@ -710,6 +768,81 @@ out:
     imp_free(tokens);
     imp_free(layers);
     return rc;
+}
+
+/* ---- sealed headers
+ *
+ * In the clear: what it takes to find out whose file it is and how long its header is (bytes 0 to 39), the place of the
+ * seal, and the checksums, which are those of the bytes on disk. */
+
+bool imp_seg_header_sealed(const void *bytes)
+{
+    return imp_get32((const unsigned char *)bytes + AT_FEATURES) & FEATURE_SEALED;
+}
+
+/* What isn't encrypted and has to stay as it is. */
+enum { CLEAR_BYTES = AT_SPACE + AT_FIXED_TAG - AT_SEAL };
+
+static void put_clear(const unsigned char *h, unsigned char clear[CLEAR_BYTES])
+{
+    memcpy(clear, h, AT_SPACE);
+    memcpy(clear + AT_SPACE, h + AT_SEAL, AT_FIXED_TAG - AT_SEAL);
+}
+
+static void sum_header(unsigned char *h, size_t header_bytes)
+{
+    imp_put64(h + AT_CHECKSUM, imp_hash64(h, AT_CHECKSUM, 0));
+    imp_put64(h + header_bytes - 8, imp_hash64(h, header_bytes - 8, 0));
+}
+
+int imp_seg_header_seal(const imp_key *key, const imp_cipher *cipher, void *bytes, size_t header_bytes)
+{
+    unsigned char *h = bytes, clear[CLEAR_BYTES];
+    imp_put64(h + AT_SEAL, imp_key_id(key));
+    memcpy(h + AT_SALT, imp_cipher_salt(cipher), IMP_SALT_BYTES);
+    put_clear(h, clear);
+    int rc = imp_cipher_seal(cipher, PART_FIXED, clear, sizeof clear, h + AT_SPACE, AT_SEAL - AT_SPACE, h + AT_FIXED_TAG);
+    if (rc == 0) {
+        rc = imp_cipher_seal(cipher, PART_TABLES, clear, sizeof clear, h + IMP_SEG_FIXED_BYTES,
+                             header_bytes - 8 - IMP_SEG_FIXED_BYTES, h + AT_TABLES_TAG);
+    }
+    if (rc == 0) sum_header(h, header_bytes);
+    return rc;
+}
+
+int imp_seg_header_unseal(const imp_key *key, void *bytes, size_t n_bytes, imp_cipher **cipher)
+{
+    unsigned char *h = bytes, clear[CLEAR_BYTES];
+    uint64_t header_bytes = 0;
+    imp_cipher *c = NULL;
+    *cipher = NULL;
+    int rc = imp_seg_header_peek(bytes, n_bytes, &header_bytes);
+    if (rc < 0) return rc;
+    /* Before the key is tried, so that damage isn't taken for another key's work. */
+    if (header_bytes > n_bytes || imp_get64(h + header_bytes - 8) != imp_hash64(h, header_bytes - 8, 0)) {
+        return imp_fail(IMP_E_CORRUPT, "segment header: its checksum is wrong");
+    }
+    if (!key) return imp_fail(IMP_E_UNSUPPORTED, "segment header: it is encrypted, and there is no key");
+    if (imp_get64(h + AT_SEAL) != imp_key_id(key)) {
+        return imp_fail(IMP_E_UNSUPPORTED, "segment header: it is encrypted with another key");
+    }
+    rc = imp_cipher_for(key, h + AT_SALT, &c);
+    if (rc < 0) return rc;
+    put_clear(h, clear);
+    rc = imp_cipher_open(c, PART_FIXED, clear, sizeof clear, h + AT_SPACE, AT_SEAL - AT_SPACE, h + AT_FIXED_TAG);
+    if (rc == 0) {
+        rc = imp_cipher_open(c, PART_TABLES, clear, sizeof clear, h + IMP_SEG_FIXED_BYTES,
+                             (size_t)header_bytes - 8 - IMP_SEG_FIXED_BYTES, h + AT_TABLES_TAG);
+    }
+    if (rc < 0) {
+        imp_cipher_free(c);
+        return rc == IMP_E_CORRUPT ? imp_fail(rc, "segment header: it isn't as it was encrypted") : rc;
+    }
+    imp_put64(h + AT_SEAL, SEAL_OPEN);
+    memset(h + AT_SALT, 0, SEAL_END - AT_SALT);
+    sum_header(h, (size_t)header_bytes);
+    *cipher = c;
+    return 0;
 }
 
 /* ---- names */

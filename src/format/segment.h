@@ -20,6 +20,9 @@
  * all the same, so that rows can be reordered without rounding them again.
  * Its checksum covers the padded bytes and is seeded with segment id, region, layer and chunk number, so that neither a
  * flipped byte of padding nor a chunk in another's place passes.
+ *
+ * A sealed segment (crypt/crypt.h) is the same with its chunks encrypted where they lie, and a tag of 16 bytes in the
+ * table instead of each checksum; at last its header is sealed. What is read is opened in the reverse order.
  */
 #ifndef IMP_FORMAT_SEGMENT_H
 #define IMP_FORMAT_SEGMENT_H
@@ -28,6 +31,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "crypt/crypt.h"
 #include "impress/impress.h"
 
 #define IMP_FORMAT_VERSION 1u
@@ -71,6 +75,7 @@ typedef struct imp_seg_meta {
     uint32_t sketch_bits;      /* of a token and KV head: a multiple of 8, at most 4,096; 0: no such region. A row is
                                   n_kv_heads * sketch_bits / 8 bytes */
     uint64_t basis;            /* id of the sketches' basis; 0 without */
+    bool sealed;               /* its chunks are encrypted */
 } imp_seg_meta;
 
 /* Where everything lies; computed from the meta alone. Owns copies of layers and tokens. */
@@ -118,7 +123,19 @@ imp_chunk_place imp_seg_chunk_at(const imp_seg_layout *l, uint32_t index, imp_re
 
 uint64_t imp_seg_checksum(const imp_seg_layout *l, uint32_t index, const void *bytes, size_t n_bytes);
 
-/* Write the header, imp_seg_header_bytes() long, with the table sums[imp_seg_n_chunks()]. */
+/* Length of the table of checksums, or of tags where the segment is sealed: so many numbers for each chunk. */
+size_t imp_seg_sums_length(const imp_seg_layout *l);
+/* A chunk that is about to be written: note its checksum in `sums`, or encrypt it in place (once for each cipher!) and
+ * note its tag. `cipher` is NULL in segments that aren't sealed. */
+int imp_seg_chunk_close(const imp_seg_layout *l, const imp_cipher *cipher, uint32_t index, void *bytes, size_t n_bytes,
+                        uint64_t *sums);
+/* A chunk as it was read: check it, and decrypt it in place. IMP_E_CORRUPT, without a line, or what decrypting may
+ * give; the bytes may be worth nothing then. */
+int imp_seg_chunk_open(const imp_seg_layout *l, const imp_cipher *cipher, uint32_t index, void *bytes, size_t n_bytes,
+                       const uint64_t *sums);
+
+/* Write the header, imp_seg_header_bytes() long, with the table sums[imp_seg_sums_length()]. That of a sealed segment
+ * has to be sealed then. */
 void imp_seg_header_encode(const imp_seg_layout *l, const uint64_t *sums, void *out);
 /* How long the header is that starts with these >= IMP_SEG_FIXED_BYTES bytes: to read the rest. IMP_E_CORRUPT,
  * IMP_E_VERSION. Check it against the file's length before taking memory for it. */
@@ -127,6 +144,14 @@ int imp_seg_header_peek(const void *bytes, size_t n_bytes, uint64_t *header_byte
 /* Read a header; whatever the bytes, this returns 0 or a code and never reads past n_bytes. `*sums` belongs to the caller
  * (imp_free). IMP_E_CORRUPT; IMP_E_VERSION or IMP_E_UNSUPPORTED: sound, but of a later format; IMP_E_NOMEM. */
 int imp_seg_header_decode(const void *bytes, size_t n_bytes, imp_seg_layout **layout, uint64_t **sums);
+
+/* Encrypt the header of a sealed segment in place, as it goes to disk, with the cipher of its chunks. */
+int imp_seg_header_seal(const imp_key *key, const imp_cipher *cipher, void *bytes, size_t header_bytes);
+/* Is a header that imp_seg_header_peek() found sound sealed? */
+bool imp_seg_header_sealed(const void *bytes);
+/* The reverse: afterwards it can be decoded. `*cipher` is for its chunks; the caller's. IMP_E_UNSUPPORTED: no key
+ * (`key` NULL), or another one; IMP_E_CORRUPT; IMP_E_NOMEM. */
+int imp_seg_header_unseal(const imp_key *key, void *bytes, size_t n_bytes, imp_cipher **cipher);
 
 /* "segments/<16 hex digits>.seg" */
 void imp_seg_name(uint64_t segment, char out[32]);

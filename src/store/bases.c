@@ -11,6 +11,9 @@
  *     u64 XXH3 of the whole file with 0 in this place; u64 0
  *     u64 lengths[n_layers]
  *     the bytes of each layer's basis
+ *
+ * In an encrypted store the file has another magic and how many bytes follow, 8 bytes each, then all of the above as a
+ * box (crypt/crypt.h), and zeros again.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -39,6 +42,7 @@ enum {
 };
 
 static const uint64_t magic = 0x3153415342504d49u; /* "IMPBSAS1" */
+static const uint64_t sealed_magic = 0x3145534142504d49u; /* "IMPBASE1" */
 static const uint64_t file_bytes_max = 512u << 20;
 
 typedef enum state {
@@ -216,6 +220,70 @@ static int parse_file(const char *name, imp_hash128 space, unsigned char *b, siz
     return 0;
 }
 
+/* What is encrypted is bound to its space. */
+enum { SEALED_HEAD_BYTES = 16, EXTRA_BYTES = 24 };
+
+static void put_extra(unsigned char extra[EXTRA_BYTES], imp_hash128 space)
+{
+    imp_put64(extra, sealed_magic);
+    imp_put64(extra + 8, space.lo);
+    imp_put64(extra + 16, space.hi);
+}
+
+/* The bytes `*b` of a file in the clear, in new memory where they aren't yet. */
+static int unseal(const imp_store *s, const char *name, imp_hash128 space, unsigned char **b, uint64_t *n_bytes)
+{
+    unsigned char extra[EXTRA_BYTES];
+    if (!s->key) {
+        return imp_get64(*b) == sealed_magic ? imp_fail(IMP_E_UNSUPPORTED, "%s: is encrypted, and there is no key", name)
+                                             : 0;
+    }
+    if (imp_get64(*b) != sealed_magic) return bad(name, "isn't encrypted, and the store is");
+    uint64_t n_box = imp_get64(*b + 8);
+    if (n_box < IMP_BOX_BYTES + HEAD_BYTES || n_box > *n_bytes - SEALED_HEAD_BYTES ||
+        imp_round_up(n_box + SEALED_HEAD_BYTES, UNIT) != *n_bytes) {
+        return bad(name, "its length can't be");
+    }
+    for (uint64_t i = SEALED_HEAD_BYTES + n_box; i < *n_bytes; i++) {
+        if ((*b)[i] != 0) return bad(name, "its padding isn't zero");
+    }
+    unsigned char *clear = imp_aligned(UNIT, (size_t)n_box);
+    if (!clear) return imp_fail(IMP_E_NOMEM, "no memory to read %s", name);
+    put_extra(extra, space);
+    int rc = imp_box_open(s->key, extra, sizeof extra, *b + SEALED_HEAD_BYTES, (size_t)n_box, clear);
+    if (rc < 0) {
+        imp_free(clear);
+        return rc == IMP_E_CORRUPT ? bad(name, "isn't as it was encrypted") : rc;
+    }
+    imp_free(*b);
+    *b = clear;
+    *n_bytes = n_box - IMP_BOX_BYTES;
+    return 0;
+}
+
+/* The reverse. */
+static int seal(const imp_store *s, imp_hash128 space, unsigned char **b, size_t *n_bytes)
+{
+    unsigned char extra[EXTRA_BYTES];
+    if (!s->key) return 0;
+    size_t n_box = *n_bytes + IMP_BOX_BYTES, n = (size_t)imp_round_up(n_box + SEALED_HEAD_BYTES, UNIT);
+    unsigned char *sealed = imp_aligned(UNIT, n);
+    if (!sealed) return imp_fail(IMP_E_NOMEM, "no memory to write %zu bytes of bases", n);
+    memset(sealed, 0, n);
+    imp_put64(sealed, sealed_magic);
+    imp_put64(sealed + 8, n_box);
+    put_extra(extra, space);
+    int rc = imp_box_seal(s->key, extra, sizeof extra, *b, *n_bytes, sealed + SEALED_HEAD_BYTES);
+    if (rc < 0) {
+        imp_free(sealed);
+        return rc;
+    }
+    imp_free(*b);
+    *b = sealed;
+    *n_bytes = n;
+    return 0;
+}
+
 static int read_file(imp_store *s, imp_hash128 space, entry **out, uint64_t *n_read)
 {
     char name[FILE_NAME_BYTES];
@@ -240,7 +308,8 @@ static int read_file(imp_store *s, imp_hash128 space, entry **out, uint64_t *n_r
     rc = imp_io_read(f, 0, b, (size_t)n_bytes);
     if (rc < 0) goto out;
     *n_read += n_bytes;
-    rc = parse_file(name, space, b, (size_t)n_bytes, out);
+    rc = unseal(s, name, space, &b, &n_bytes);
+    if (rc == 0) rc = parse_file(name, space, b, (size_t)n_bytes, out);
     if (rc == 0 && there) {
         (*out)->inode = st.st_ino;
         (*out)->written = st.st_mtim;
@@ -465,6 +534,7 @@ static int publish(imp_store *s, entry *e, entry **other)
     *other = NULL;
     file_name(e->space, name);
     int rc = encode(e, &b, &n_bytes);
+    if (rc == 0) rc = seal(s, e->space, &b, &n_bytes);
     if (rc == 0) rc = make_room(s, n_bytes);
     /* The catalogue's lock keeps other processes from the same; the tree may be read meanwhile. */
     if (rc == 0) rc = imp_change_begin(s);

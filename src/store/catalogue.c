@@ -123,6 +123,7 @@ enum { N_META = sizeof(meta) / sizeof(uint64_t) };
 
 struct imp_cat {
     cat_db *db;
+    const imp_key *key; /* NULL: nothing is encrypted */
     meta now, before; /* before: as the change began, for a rollback */
     bool in_change;
     int failed;           /* the first failure of the latest change: it can't be committed any more */
@@ -193,11 +194,12 @@ static uint64_t segment_sum(const imp_cat_segment *r)
 
 static uint64_t node_flags(const imp_cat_node *r) { return (uint64_t)r->derived | (uint64_t)r->pinned << 1; }
 
-static uint64_t node_sum(const imp_cat_node *r, uint64_t flags, const void *tokens)
+/* Of the tokens as they are on disk: encrypted ones can't be guessed by it. */
+static uint64_t node_sum(const imp_cat_node *r, uint64_t flags, const void *tokens, size_t n_bytes)
 {
     uint64_t f[] = {r->id,       r->parent, r->space.lo, r->space.hi,           r->segment, r->segment_first,
                     r->n_tokens, r->depth,  flags,       (uint64_t)r->created_s};
-    return imp_hash64(tokens, 4 * (size_t)r->n_tokens, sum_of(NODE, f, 10));
+    return imp_hash64(tokens, n_bytes, sum_of(NODE, f, 10));
 }
 
 static uint64_t reservation_sum(const imp_cat_reservation *r)
@@ -316,6 +318,8 @@ void imp_cat_close(imp_cat *c)
     imp_free(c->bytes);
     imp_free(c);
 }
+
+void imp_cat_use_key(imp_cat *c, const imp_key *key) { c->key = key; }
 
 void imp_cat_busy_ms(imp_cat *c, int ms) { cat_db_busy_ms(c->db, ms); }
 
@@ -467,6 +471,30 @@ static int parse_segment(sqlite3_stmt *s, imp_cat_segment *out, uint64_t *sum)
     return n_tokens <= UINT32_MAX && *sum == segment_sum(out) ? 0 : corrupt("segment", out->id);
 }
 
+/* What is encrypted of a row is bound to its table and its key. */
+enum { EXTRA_BYTES = 16 };
+
+static void put_extra(unsigned char extra[EXTRA_BYTES], unsigned table, uint64_t id)
+{
+    imp_put64(extra, table);
+    imp_put64(extra + 8, id);
+}
+
+/* `bytes` [n] as on disk, to numbers at `out`, which has room for them. */
+static int read_tokens(const imp_cat *c, uint64_t id, const unsigned char *bytes, size_t n_bytes, int32_t *out)
+{
+    unsigned char extra[EXTRA_BYTES];
+    size_t n = (c->key ? n_bytes - IMP_BOX_BYTES : n_bytes) / 4;
+    put_extra(extra, NODE, id);
+    int rc = c->key ? imp_box_open(c->key, extra, sizeof extra, bytes, n_bytes, out) : 0;
+    const unsigned char *from = c->key ? (const unsigned char *)out : bytes;
+    for (size_t i = 0; rc == 0 && i < n; i++) {
+        uint32_t token = imp_get32(from + 4 * i);
+        memcpy(out + i, &token, sizeof token);
+    }
+    return rc == IMP_E_CORRUPT ? corrupt("node", id) : rc;
+}
+
 static int parse_node(imp_cat *c, sqlite3_stmt *s, imp_cat_node *out, uint64_t *sum)
 {
     uint64_t first = column(s, 4), n = column(s, 5), flags = column(s, 7);
@@ -484,8 +512,9 @@ static int parse_node(imp_cat *c, sqlite3_stmt *s, imp_cat_node *out, uint64_t *
     };
     *sum = column(s, 9);
     const unsigned char *bytes = sqlite3_column_blob(s, 10);
-    if (first > UINT32_MAX || n < 1 || n > MAX_TOKENS || !bytes || (uint64_t)sqlite3_column_bytes(s, 10) != 4 * n ||
-        *sum != node_sum(out, flags, bytes)) {
+    uint64_t n_bytes = 4 * n + (c->key ? IMP_BOX_BYTES : 0);
+    if (first > UINT32_MAX || n < 1 || n > MAX_TOKENS || !bytes || (uint64_t)sqlite3_column_bytes(s, 10) != n_bytes ||
+        *sum != node_sum(out, flags, bytes, (size_t)n_bytes)) {
         return corrupt("node", out->id);
     }
     if (n > c->tokens_room) {
@@ -494,9 +523,8 @@ static int parse_node(imp_cat *c, sqlite3_stmt *s, imp_cat_node *out, uint64_t *
         c->tokens = grown;
         c->tokens_room = (size_t)n;
     }
-    for (uint64_t i = 0; i < n; i++) c->tokens[i] = (int32_t)imp_get32(bytes + 4 * i);
     out->tokens = c->tokens;
-    return 0;
+    return read_tokens(c, out->id, bytes, (size_t)n_bytes, c->tokens);
 }
 
 static int parse_reservation(sqlite3_stmt *s, imp_cat_reservation *out, uint64_t *sum)
@@ -651,18 +679,24 @@ static int put_node(imp_cat *c, const imp_cat_node *row)
     if (row->id == 0 || row->id > INT64_MAX || row->n_tokens < 1 || row->n_tokens > MAX_TOKENS) {
         return imp_fail(IMP_E_ARG, "catalogue: node %llu of %u tokens", (unsigned long long)row->id, row->n_tokens);
     }
-    size_t n_bytes = 4 * (size_t)row->n_tokens;
+    size_t box = c->key ? IMP_BOX_BYTES : 0, n_bytes = 4 * (size_t)row->n_tokens + box;
     if (n_bytes > c->bytes_room) {
         unsigned char *grown = imp_realloc(c->bytes, n_bytes);
         if (!grown) return no_memory();
         c->bytes = grown;
         c->bytes_room = n_bytes;
     }
-    for (size_t i = 0; i < row->n_tokens; i++) imp_put32(c->bytes + 4 * i, (uint32_t)row->tokens[i]);
+    for (size_t i = 0; i < row->n_tokens; i++) imp_put32(c->bytes + box + 4 * i, (uint32_t)row->tokens[i]);
+    if (c->key) {
+        unsigned char extra[EXTRA_BYTES];
+        put_extra(extra, NODE, row->id);
+        int sealed = imp_box_seal(c->key, extra, sizeof extra, c->bytes + box, n_bytes - box, c->bytes);
+        if (sealed < 0) return sealed;
+    }
 
     imp_cat_node old;
     sqlite3_stmt *s = NULL;
-    uint64_t old_sum = 0, flags = node_flags(row), sum = node_sum(row, flags, c->bytes);
+    uint64_t old_sum = 0, flags = node_flags(row), sum = node_sum(row, flags, c->bytes, n_bytes);
     int had = find_node(c, row->id, &old, &old_sum);
     if (had < 0) return had;
     int rc = cat_db_stmt(c->db, NODE_PUT, &s);
@@ -1186,18 +1220,49 @@ static uint64_t history_sum(uint64_t segment, const void *bytes, size_t n_bytes)
 /* Does the catalogue have a table for them? A former version's, opened for reading, hasn't. */
 static bool keeps_histories(const imp_cat *c) { return cat_db_version(c->db) >= schema.version; }
 
-int imp_cat_put_history(imp_cat *c, uint64_t segment, const void *bytes, size_t n_bytes)
+static int put_history(imp_cat *c, uint64_t segment, const void *bytes, size_t n_bytes)
 {
     sqlite3_stmt *s = NULL;
-    int rc = must_be_in_change(c);
-    if (rc < 0) return rc;
-    if (n_bytes > IMP_CAT_HISTORY_BYTES_MAX) return imp_fail(IMP_E_ARG, "catalogue: a history of %zu bytes", n_bytes);
-    rc = cat_db_stmt(c->db, HISTORY_PUT, &s);
+    int rc = cat_db_stmt(c->db, HISTORY_PUT, &s);
     if (rc < 0) return note(c, rc);
     sqlite3_bind_int64(s, 1, (sqlite3_int64)segment);
     sqlite3_bind_blob(s, 2, bytes, (int)n_bytes, SQLITE_STATIC);
     sqlite3_bind_int64(s, 3, (sqlite3_int64)history_sum(segment, bytes, n_bytes));
     return note(c, cat_db_run(c->db, s));
+}
+
+int imp_cat_put_history(imp_cat *c, uint64_t segment, const void *bytes, size_t n_bytes)
+{
+    unsigned char extra[EXTRA_BYTES];
+    int rc = must_be_in_change(c);
+    if (rc < 0) return rc;
+    if (n_bytes > IMP_CAT_HISTORY_BYTES_MAX) return imp_fail(IMP_E_ARG, "catalogue: a history of %zu bytes", n_bytes);
+    if (!c->key) return put_history(c, segment, bytes, n_bytes);
+    unsigned char *box = imp_malloc(n_bytes + IMP_BOX_BYTES);
+    if (!box) return note(c, no_memory());
+    put_extra(extra, HISTORY, segment);
+    rc = note(c, imp_box_seal(c->key, extra, sizeof extra, bytes, n_bytes, box));
+    if (rc == 0) rc = put_history(c, segment, box, n_bytes + IMP_BOX_BYTES);
+    imp_free(box);
+    return rc;
+}
+
+/* A copy of what is found, decrypted. */
+static int take_history(const imp_cat *c, uint64_t segment, const void *found, void **bytes, size_t *n_bytes)
+{
+    unsigned char extra[EXTRA_BYTES];
+    size_t n_found = *n_bytes, box = c->key ? IMP_BOX_BYTES : 0;
+    if (n_found < box) return IMP_E_NOTFOUND;
+    *n_bytes = n_found - box;
+    *bytes = imp_malloc(*n_bytes + 1);
+    if (!*bytes) return no_memory();
+    put_extra(extra, HISTORY, segment);
+    if (!c->key) memcpy(*bytes, found, n_found);
+    int rc = c->key ? imp_box_open(c->key, extra, sizeof extra, found, n_found, *bytes) : 0;
+    if (rc == 0) return 0;
+    imp_free(*bytes);
+    *bytes = NULL;
+    return rc == IMP_E_CORRUPT ? IMP_E_NOTFOUND : rc;
 }
 
 /* Its bytes, if the row `s` stands on is sound; they live until the statement's next step. */
@@ -1219,9 +1284,7 @@ int imp_cat_get_history(imp_cat *c, uint64_t segment, void **bytes, size_t *n_by
         rc = cat_db_step(c->db, s);
         const void *found = rc > 0 && column(s, 0) == segment ? parse_history(s, n_bytes) : NULL;
         if (rc >= 0) rc = found ? 0 : IMP_E_NOTFOUND;
-        if (rc == 0) *bytes = imp_malloc(*n_bytes);
-        if (rc == 0 && !*bytes) rc = no_memory();
-        if (rc == 0) memcpy(*bytes, found, *n_bytes);
+        if (rc == 0) rc = take_history(c, segment, found, bytes, n_bytes);
     }
     cat_db_done(s);
     if (rc == IMP_E_NOTFOUND) imp_fail(rc, "catalogue: no history of segment %016llx", (unsigned long long)segment);

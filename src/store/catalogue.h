@@ -16,6 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "crypt/crypt.h"
 #include "impress/impress.h"
 
 typedef struct imp_cat imp_cat;
@@ -56,6 +57,10 @@ typedef struct imp_cat_reservation {
  * IMP_STORE_MEMORY: a new one in memory, whatever `dir` is. */
 int imp_cat_open(const char *dir, unsigned flags, imp_cat **out);
 void imp_cat_close(imp_cat *c);
+
+/* Nodes' tokens and histories are encrypted with `key` from now on, and are expected to be. It lives as long as the
+ * catalogue. */
+void imp_cat_use_key(imp_cat *c, const imp_key *key);
 
 /* How long a call waits for another process's lock before it gives up with IMP_E_BUSY; 5,000 at open. */
 void imp_cat_busy_ms(imp_cat *c, int ms);

@@ -36,6 +36,7 @@ static int open_and_read(imp_store *s)
     if (rc < 0 && rc != IMP_E_NOTFOUND) return rc;
     rc = imp_cat_open(s->dir, s->opts.flags, &s->cat);
     if (rc < 0) return rc;
+    imp_cat_use_key(s->cat, s->key);
     s->reload = true;
     rc = imp_forest_refresh(s);
     if (rc < 0) let_go(s);

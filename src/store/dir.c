@@ -5,6 +5,7 @@
  *     <dir>/bases/              of the segments' sketches, likewise
  *     <dir>/live/<instance>     one for each open store, held by flock: a file that can be locked is of a dead process
  *     <dir>/lock                shared while the catalogue is open, alone to rebuild it
+ *     <dir>/encrypted           only in encrypted stores: the name of the key, for people and to refuse others
  *     <dir>/ballast             to be removed when the disk is full (fault.c)
  *
  * A store in memory has none of it: its name is "memory", there is nobody to lock out, and what is asked for through
@@ -152,6 +153,82 @@ int imp_dir_open(imp_store *s, const char *dir, bool *made)
     return 0;
 }
 
+/* ---- encrypted or not */
+
+enum { MARK_BYTES = 45 };
+
+static void mark_text(uint64_t key_id, char out[MARK_BYTES + 1])
+{
+    snprintf(out, MARK_BYTES + 1, "impress store 1, AES-256-GCM\n%016llx", (unsigned long long)key_id);
+}
+
+/* *found: there is a mark. IMP_E_PERM: of another key. */
+static int read_mark(const imp_store *s, bool *found)
+{
+    char text[MARK_BYTES + 8] = {0}, want[MARK_BYTES + 1];
+    int fd = openat(s->dir_fd, "encrypted", O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
+    *found = fd >= 0 || errno != ENOENT;
+    if (!*found) return 0;
+    if (fd < 0) return imp_fail_errno(errno, "can't read %s/encrypted", s->dir);
+    ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (n < 0) return imp_fail_errno(errno, "can't read %s/encrypted", s->dir);
+    if (!s->key) return imp_fail(IMP_E_PERM, "store %s is encrypted: it takes its key file", s->dir);
+    mark_text(imp_key_id(s->key), want);
+    if (strcmp(text, want) != 0) return imp_fail(IMP_E_PERM, "store %s is encrypted with another key", s->dir);
+    return 0;
+}
+
+static int write_mark(const imp_store *s)
+{
+    char text[MARK_BYTES + 1], tmp[48];
+    mark_text(imp_key_id(s->key), text);
+    snprintf(tmp, sizeof tmp, "encrypted.%ld.tmp", (long)s->pid);
+    (void)unlinkat(s->dir_fd, tmp, 0);
+    int fd = openat(s->dir_fd, tmp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0) return imp_fail_errno(errno, "can't make %s/encrypted", s->dir);
+    int rc = 0;
+    size_t n = strlen(text);
+    if (fchmod(fd, 0600) != 0 || write(fd, text, n) != (ssize_t)n || fsync(fd) != 0 ||
+        (linkat(s->dir_fd, tmp, s->dir_fd, "encrypted", 0) != 0 && errno != EEXIST) || fsync(s->dir_fd) != 0) {
+        rc = imp_fail_errno(errno, "can't make %s/encrypted", s->dir);
+    }
+    (void)unlinkat(s->dir_fd, tmp, 0);
+    close(fd);
+    return rc;
+}
+
+static int first_segment(const char *name, uint64_t disk_bytes, void *user)
+{
+    (void)disk_bytes;
+    return imp_seg_name_parse(name, user) ? 1 : 0;
+}
+
+int imp_dir_check_key(imp_store *s)
+{
+    bool found;
+    uint64_t id = 0;
+    if (s->opts.flags & IMP_STORE_MEMORY) return 0;
+    int rc = read_mark(s, &found);
+    if (rc < 0 || found || !s->key) return rc;
+    /* A key, and no mark: a new store, one that isn't encrypted, or one that lost its mark, whose segments know. */
+    rc = imp_io_list(s->io, "segments", first_segment, &id);
+    if (rc < 0 && rc != IMP_E_NOTFOUND) return rc;
+    if (rc == 1) {
+        imp_seg seg;
+        uint64_t n_read = 0;
+        rc = imp_seg_file_open(s, id, &seg, &n_read);
+        if (rc == 0) imp_seg_file_close(&seg);
+        if (rc < 0 && rc != IMP_E_NOMEM) rc = imp_fail(IMP_E_ARG, "store %s isn't encrypted with this key", s->dir);
+    } else if (imp_dir_has_catalogue(s)) {
+        rc = imp_fail(IMP_E_ARG, "store %s isn't encrypted: a key is for a new one", s->dir);
+    }
+    if (rc == IMP_E_NOTFOUND) rc = 0;
+    if (rc < 0 || s->readonly) return rc;
+    rc = write_mark(s);
+    return rc < 0 ? rc : read_mark(s, &found); /* another process may have been faster, with another key */
+}
+
 static void live_name(uint64_t instance, char out[32])
 {
     snprintf(out, 32, "live/%016llx", (unsigned long long)instance);
@@ -187,6 +264,7 @@ void imp_dir_unmake(imp_store *s)
     if (unlinkat(s->dir_fd, "segments", AT_REMOVEDIR) != 0 && errno != ENOENT) return;
     for (int i = 0; i < N_CATALOGUE_FILES; i++) (void)unlinkat(s->dir_fd, catalogue_files[i], 0);
     (void)unlinkat(s->dir_fd, "ballast", 0);
+    (void)unlinkat(s->dir_fd, "encrypted", 0);
     (void)unlinkat(s->dir_fd, "lock", 0);
     (void)rmdir(s->dir);
 }
@@ -319,6 +397,18 @@ static int replace_fd(int *to, int *from)
     return rc;
 }
 
+/* The other directory has to be encrypted with the same key, or new. */
+static int follow_key(const imp_store *s, imp_store *t)
+{
+    bool found = false;
+    t->key = s->key;
+    t->pid = s->pid;
+    int rc = read_mark(t, &found);
+    if (rc < 0 || found || !s->key) return rc;
+    if (imp_dir_has_catalogue(t)) return imp_fail(IMP_E_ARG, "store %s isn't encrypted any more", s->dir);
+    return s->readonly ? 0 : write_mark(t);
+}
+
 int imp_dir_follow(imp_store *s, bool *moved)
 {
     struct stat was, now;
@@ -337,6 +427,7 @@ int imp_dir_follow(imp_store *s, bool *moved)
     if (rc == 0 && made && (fstat(s->dir_fd, &was) != 0 || fstat(t->dir_fd, &now) != 0 || was.st_dev != now.st_dev)) {
         rc = imp_fail(IMP_E_IO, "%s would be on another file system now", s->dir);
     }
+    if (rc == 0) rc = follow_key(s, t);
     if (rc == 0 && !s->readonly) rc = imp_dir_live_make(t);
     s->rng = t->rng;
     if (rc == 0) rc = imp_io_use_dir(s->io, t->dir_fd);
@@ -376,8 +467,9 @@ static int sum_bytes(const char *name, uint64_t disk_bytes, void *user)
 
 uint64_t imp_dir_other_bytes(const imp_store *s)
 {
-    uint64_t n = blocks(s->dir_fd, ".") + blocks(s->dir_fd, "lock") + blocks(s->dir_fd, "ballast") + blocks(s->dir_fd, "segments") +
-                 imp_bases_bytes(s) + blocks(s->dir_fd, "live");
+    static const char *const ours[] = {".", "lock", "encrypted", "ballast", "segments", "live"};
+    uint64_t n = imp_bases_bytes(s);
+    for (size_t i = 0; i < sizeof ours / sizeof ours[0]; i++) n += blocks(s->dir_fd, ours[i]);
     for (int i = 0; i < N_CATALOGUE_FILES; i++) n += blocks(s->dir_fd, catalogue_files[i]);
     (void)imp_io_list(s->io, "live", sum_bytes, &n);
     return n;

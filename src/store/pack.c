@@ -87,6 +87,7 @@ typedef struct packer {
     unsigned char *out;    /* what is written next */
     uint64_t out_at;       /* where in the file */
     uint64_t *sums;
+    imp_cipher *cipher;    /* where the segment is sealed */
     unsigned char *codes;  /* a group of encoded keys */
     uint32_t *tokens;      /* [n_tokens]: which one each slot holds; NULL: slot s holds token s */
     uint32_t *slots;       /* [n_tokens]: and the reverse */
@@ -168,12 +169,15 @@ static int pack_sketch(packer *p, uint32_t layer)
     return imp_sketch_encode(p->bases->layers[layer], &keys, rope, whole(p, IMP_REGION_SKETCH, layer));
 }
 
-static void sum(const packer *p, imp_region region, uint32_t layer)
+/* The last that is done to a region's chunks. */
+static int close_chunks(const packer *p, imp_region region, uint32_t layer)
 {
-    for (uint32_t i = 0; i < imp_seg_region_chunks(p->l, region); i++) {
+    int rc = 0;
+    for (uint32_t i = 0; rc == 0 && i < imp_seg_region_chunks(p->l, region); i++) {
         imp_chunk_place c = imp_seg_chunk(p->l, region, layer, i);
-        p->sums[c.index] = imp_seg_checksum(p->l, c.index, p->out + (c.offset - p->out_at), c.n_bytes);
+        rc = imp_seg_chunk_close(p->l, p->cipher, c.index, p->out + (c.offset - p->out_at), c.n_bytes, p->sums);
     }
+    return rc;
 }
 
 /* Which token each slot of the layer holds, and the reverse. */
@@ -192,8 +196,8 @@ static int write_map(packer *p, imp_io_writer *w, uint32_t layer)
     p->out_at = c.offset;
     memset(p->out, 0, c.n_bytes);
     imp_seg_map_encode(p->l, p->tokens, p->out);
-    sum(p, IMP_REGION_MAP, layer);
-    return imp_io_write(w, c.offset, p->out, c.n_bytes);
+    int rc = close_chunks(p, IMP_REGION_MAP, layer);
+    return rc < 0 ? rc : imp_io_write(w, c.offset, p->out, c.n_bytes);
 }
 
 static int write_layer(packer *p, imp_io_writer *w, uint32_t layer)
@@ -213,9 +217,8 @@ static int write_layer(packer *p, imp_io_writer *w, uint32_t layer)
     pack_values(p, layer);
     if (p->m->probe_heads > 0) pack_probe(p, layer);
     if (p->m->sketch_bits > 0) rc = pack_sketch(p, layer);
-    if (rc < 0) return rc;
-    for (size_t i = 0; i < sizeof regions / sizeof regions[0]; i++) sum(p, regions[i], layer);
-    return imp_io_write(w, p->out_at, p->out, n_bytes);
+    for (size_t i = 0; rc == 0 && i < sizeof regions / sizeof regions[0]; i++) rc = close_chunks(p, regions[i], layer);
+    return rc < 0 ? rc : imp_io_write(w, p->out_at, p->out, n_bytes);
 }
 
 /* ---- the file */
@@ -235,7 +238,7 @@ static int open_packer(packer *p, const imp_io *io)
     }
     bool ordered = m->order != IMP_ORDER_TOKEN;
     p->out = imp_aligned(imp_io_alignment(io), n_bytes);
-    p->sums = imp_malloc(imp_seg_n_chunks(p->l) * sizeof *p->sums);
+    p->sums = imp_malloc(imp_seg_sums_length(p->l) * sizeof *p->sums);
     p->codes = imp_malloc(n_codes * IMP_GROUP_TOKENS);
     if (ordered) {
         p->tokens = imp_realloc_array(NULL, m->n_tokens, sizeof *p->tokens);
@@ -249,6 +252,7 @@ static int open_packer(packer *p, const imp_io *io)
 static void close_packer(packer *p)
 {
     imp_job_ropes_free(&p->ropes);
+    imp_cipher_free(p->cipher);
     imp_free(p->scratch);
     imp_free(p->slots);
     imp_free(p->tokens);
@@ -264,13 +268,15 @@ int imp_pack_segment(imp_store *s, const imp_job *job, const imp_seg_layout *l, 
     imp_io_writer *w = NULL;
     p.skip = (size_t)p.m->first_token - job->start;
     int rc = open_packer(&p, s->io);
+    if (rc == 0 && p.m->sealed) rc = imp_cipher_new(s->key, &p.cipher);
     if (rc < 0) goto out;
     imp_seg_name(p.m->segment, name);
     rc = imp_io_writer_new(s->io, name, &w);
     for (uint32_t i = 0; rc == 0 && i < p.m->n_layers; i++) rc = write_layer(&p, w, i);
     if (rc < 0) goto out;
     imp_seg_header_encode(l, p.sums, p.out); /* last: a file without it is nothing */
-    rc = imp_io_write(w, 0, p.out, imp_seg_header_bytes(l));
+    if (p.m->sealed) rc = imp_seg_header_seal(s->key, p.cipher, p.out, (size_t)imp_seg_header_bytes(l));
+    if (rc == 0) rc = imp_io_write(w, 0, p.out, imp_seg_header_bytes(l));
     if (rc < 0) goto out;
     rc = imp_io_writer_publish(w);
     w = NULL;

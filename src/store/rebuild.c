@@ -326,7 +326,10 @@ int imp_rebuild(imp_store *s)
     s->reload = true;
     s->reserved = s->reorder_reserved = 0;
     rc = imp_cat_open(folder, 0, &s->cat);
-    if (rc == 0) rc = fill(&r);
+    if (rc == 0) {
+        imp_cat_use_key(s->cat, s->key);
+        rc = fill(&r);
+    }
     imp_cat_close(s->cat);
     s->cat = NULL;
     if (rc == 0) rc = install(s, folder);

@@ -86,6 +86,7 @@ typedef struct moving {
     unsigned char *old, *new; /* one layer's chunks */
     unsigned char *map;       /* a MAP chunk */
     uint64_t *sums;
+    imp_cipher *cipher;  /* of the new file, where it is sealed */
     bool source_bad;     /* it failed by what the old file holds */
 } moving;
 
@@ -187,9 +188,8 @@ static int read_layer(moving *mv, uint32_t layer)
         }
         for (; i < end; i++) {
             imp_chunk_place c = imp_seg_chunk_at(seg->layout, i, &region, &at, &chunk);
-            if (imp_seg_checksum(seg->layout, i, mv->old + (c.offset - st.offset), c.n_bytes) != seg->sums[i]) {
-                return bad_chunk(mv, i);
-            }
+            rc = imp_seg_chunk_open(seg->layout, seg->cipher, i, mv->old + (c.offset - st.offset), c.n_bytes, seg->sums);
+            if (rc < 0) return rc == IMP_E_CORRUPT ? bad_chunk(mv, i) : rc;
         }
     }
     return 0;
@@ -221,8 +221,9 @@ static void move_rows(moving *mv, imp_region region, uint32_t layer, uint64_t ol
     }
 }
 
-static void move_layer(moving *mv, uint32_t layer)
+static int move_layer(moving *mv, uint32_t layer)
 {
+    int rc = 0;
     static const imp_region in_token_order[] = {IMP_REGION_SCALES, IMP_REGION_SKETCH, IMP_REGION_PROBE};
     const imp_seg_layout *from = mv->from->layout, *to = mv->to;
     stretch o = layer_stretch(from, layer), n = layer_stretch(to, layer);
@@ -236,12 +237,13 @@ static void move_layer(moving *mv, uint32_t layer)
     choose_slots(mv, layer);
     move_rows(mv, IMP_REGION_K, layer, o.offset, n.offset);
     move_rows(mv, IMP_REGION_V, layer, o.offset, n.offset);
-    for (uint32_t i = n.index; i < n.index + n.n; i++) {
+    for (uint32_t i = n.index; rc == 0 && i < n.index + n.n; i++) {
         imp_region region;
         uint32_t at, chunk;
         imp_chunk_place c = imp_seg_chunk_at(to, i, &region, &at, &chunk);
-        mv->sums[i] = imp_seg_checksum(to, i, mv->new + (c.offset - n.offset), c.n_bytes);
+        rc = imp_seg_chunk_close(to, mv->cipher, i, mv->new + (c.offset - n.offset), c.n_bytes, mv->sums);
     }
+    return rc;
 }
 
 static int write_map(moving *mv, imp_io_writer *w, uint32_t layer)
@@ -250,8 +252,8 @@ static int write_map(moving *mv, imp_io_writer *w, uint32_t layer)
     imp_chunk_place c = imp_seg_chunk(mv->to, IMP_REGION_MAP, layer, 0);
     memset(mv->map, 0, c.n_bytes);
     imp_seg_map_encode(mv->to, mv->slots, mv->map);
-    mv->sums[c.index] = imp_seg_checksum(mv->to, c.index, mv->map, c.n_bytes);
-    return imp_io_write(w, c.offset, mv->map, c.n_bytes);
+    int rc = imp_seg_chunk_close(mv->to, mv->cipher, c.index, mv->map, c.n_bytes, mv->sums);
+    return rc < 0 ? rc : imp_io_write(w, c.offset, mv->map, c.n_bytes);
 }
 
 static bool closing(const moving *mv)
@@ -272,7 +274,7 @@ static int take_memory(moving *mv)
     mv->old = imp_aligned(alignment, largest_stretch(mv->from->layout));
     mv->new = imp_aligned(alignment, largest_stretch(mv->to));
     mv->map = imp_aligned(alignment, imp_seg_chunk(mv->to, IMP_REGION_MAP, 0, 0).n_bytes + 1);
-    mv->sums = imp_malloc(imp_seg_n_chunks(mv->to) * sizeof *mv->sums);
+    mv->sums = imp_malloc(imp_seg_sums_length(mv->to) * sizeof *mv->sums);
     if (mv->slots && mv->was_at && mv->scores && mv->scratch && mv->old && mv->new && mv->map && mv->sums) return 0;
     return imp_fail(IMP_E_NOMEM, "no memory to reorder %zu tokens", n);
 }
@@ -287,6 +289,7 @@ static void free_memory(moving *mv)
     imp_free(mv->new);
     imp_free(mv->map);
     imp_free(mv->sums);
+    imp_cipher_free(mv->cipher);
 }
 
 /* The new file, published. */
@@ -295,6 +298,7 @@ static int write_file(moving *mv)
     char name[32];
     imp_io_writer *w = NULL;
     int rc = take_memory(mv);
+    if (rc == 0 && imp_seg_layout_meta(mv->to)->sealed) rc = imp_cipher_new(mv->s->key, &mv->cipher);
     if (rc == 0) rc = imp_history_get(mv->s, mv->from, &mv->history);
     if (rc < 0) goto out;
     imp_seg_name(imp_seg_layout_meta(mv->to)->segment, name);
@@ -302,15 +306,16 @@ static int write_file(moving *mv)
     for (uint32_t i = 0; rc == 0 && i < imp_seg_layout_meta(mv->to)->n_layers; i++) {
         if (closing(mv)) rc = imp_fail(IMP_E_BUSY, "%s: the store is being closed", mv->s->dir);
         if (rc == 0) rc = read_layer(mv, i);
+        if (rc == 0) rc = move_layer(mv, i);
         if (rc < 0) break;
-        move_layer(mv, i);
         stretch st = layer_stretch(mv->to, i);
         rc = imp_io_write(w, st.offset, mv->new, st.n_bytes);
         if (rc == 0) rc = write_map(mv, w, i);
     }
     if (rc < 0) goto out;
     imp_seg_header_encode(mv->to, mv->sums, mv->new); /* last: a file without it is nothing */
-    rc = imp_io_write(w, 0, mv->new, imp_seg_header_bytes(mv->to));
+    if (mv->cipher) rc = imp_seg_header_seal(mv->s->key, mv->cipher, mv->new, (size_t)imp_seg_header_bytes(mv->to));
+    if (rc == 0) rc = imp_io_write(w, 0, mv->new, imp_seg_header_bytes(mv->to));
     if (rc < 0) goto out;
     rc = imp_io_writer_publish(w);
     w = NULL;

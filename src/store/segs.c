@@ -13,7 +13,21 @@ enum { HEADER_GUESS = 16384, HEADER_MAX = 1 << 30 };
 
 /* ---- files */
 
-static int read_header(imp_io *io, imp_io_file *file, const char *name, imp_seg *out, uint64_t *n_read)
+/* A header that is here as a whole. An encrypted store holds nothing else: what isn't encrypted was put in by somebody
+ * who doesn't have the key. */
+static int take_header(const imp_key *key, void *buf, size_t n, imp_seg *out)
+{
+    int rc = 0;
+    if (imp_seg_header_sealed(buf)) {
+        rc = imp_seg_header_unseal(key, buf, n, &out->cipher);
+    } else if (key) {
+        rc = imp_fail(IMP_E_UNSUPPORTED, "segment header: it isn't encrypted, and the store is");
+    }
+    return rc == 0 ? imp_seg_header_decode(buf, n, &out->layout, &out->sums) : rc;
+}
+
+static int read_header(const imp_key *key, imp_io *io, imp_io_file *file, const char *name, imp_seg *out,
+                       uint64_t *n_read)
 {
     uint64_t file_bytes = imp_io_file_bytes(file), header_bytes = 0;
     uint32_t alignment = imp_io_alignment(io);
@@ -34,7 +48,7 @@ static int read_header(imp_io *io, imp_io_file *file, const char *name, imp_seg 
         rc = imp_seg_header_peek(buf, n, &header_bytes);
         if (rc < 0) break;
         if (header_bytes <= n) {
-            rc = imp_seg_header_decode(buf, n, &out->layout, &out->sums);
+            rc = take_header(key, buf, n, out);
             break;
         }
         if (header_bytes > file_bytes || header_bytes > HEADER_MAX) {
@@ -68,10 +82,11 @@ static int read_maps(imp_io *io, const char *name, imp_seg *seg, uint64_t *n_rea
     if (rc == 0) *n_read += n_bytes;
     for (uint32_t i = 0; rc == 0 && i < m->n_layers; i++) {
         imp_chunk_place c = imp_seg_chunk(l, IMP_REGION_MAP, i, 0);
-        const unsigned char *bytes = buf + (c.offset - first);
-        if (imp_seg_checksum(l, c.index, bytes, c.n_bytes) != seg->sums[c.index]) {
+        unsigned char *bytes = buf + (c.offset - first);
+        rc = imp_seg_chunk_open(l, seg->cipher, c.index, bytes, c.n_bytes, seg->sums);
+        if (rc == IMP_E_CORRUPT) {
             rc = imp_fail(IMP_E_CORRUPT, "%s: map of layer %u: the checksum is wrong", name, i);
-        } else {
+        } else if (rc == 0) {
             rc = imp_seg_map_decode(l, bytes, seg->maps + (size_t)i * m->n_tokens, seen);
         }
     }
@@ -94,7 +109,7 @@ int imp_seg_file_open(imp_store *s, uint64_t id, imp_seg *out, uint64_t *n_read)
         rc = imp_io_open(s->io, name, IMP_SEG_FIXED_BYTES, &out->file);
         if (rc < 0) return rc;
     }
-    rc = read_header(s->io, out->file, name, out, n_read);
+    rc = read_header(s->key, s->io, out->file, name, out, n_read);
     if (rc < 0) goto out;
     const imp_seg_meta *m = imp_seg_layout_meta(out->layout);
     if (m->segment != id) {
@@ -119,6 +134,7 @@ void imp_seg_file_close(imp_seg *seg)
     imp_io_close(seg->file);
     imp_seg_layout_free(seg->layout);
     imp_free(seg->sums);
+    imp_cipher_free(seg->cipher);
     imp_free(seg->maps);
     *seg = (imp_seg){0};
 }

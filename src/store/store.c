@@ -166,6 +166,7 @@ static void free_store(imp_store *s)
     imp_forest_free(&s->forest);
     imp_io_free(s->io);
     imp_dir_close(s);
+    imp_key_free(s->key);
     imp_free(s->doomed);
     imp_free(s->steps);
     pthread_cond_destroy(&s->done);
@@ -194,6 +195,8 @@ static int new_store(const imp_store_opts *given, imp_store **out)
     }
     rc = imp_histories_new(s);
     if (rc == 0) rc = imp_bases_new(s);
+    if (rc == 0 && opts.key_file && !(opts.flags & IMP_STORE_MEMORY)) rc = imp_key_read(opts.key_file, &s->key);
+    s->opts.key_file = NULL; /* the caller's */
     if (rc < 0) {
         free_store(s);
         return rc;
@@ -210,6 +213,7 @@ static int open_store(const char *dir, const imp_store_opts *opts, imp_store **o
     if (rc < 0) return rc;
     rc = imp_dir_open(s, dir, &made);
     if (rc == 0) rc = imp_io_new(s->dir, s->opts.io_mode, s->opts.flags, s->opts.read_bytes_per_s, &s->io);
+    if (rc == 0) rc = imp_dir_check_key(s);
     if (rc == 0 && !s->readonly) {
         rc = imp_dir_live_make(s);
         if (rc == IMP_E_FULL && imp_ballast_give(s)) rc = imp_dir_live_make(s);
@@ -268,7 +272,9 @@ void imp_store_close(imp_store *s)
     (void)imp_error_back(&kept, 0);
 }
 
-int imp_store_rebuild(const char *dir)
+int imp_store_rebuild(const char *dir) { return imp_store_rebuild_key(dir, NULL); }
+
+int imp_store_rebuild_key(const char *dir, const char *key_file)
 {
     bool made;
     imp_store *s = NULL;
@@ -277,10 +283,12 @@ int imp_store_rebuild(const char *dir)
     imp_kept_line kept;
     imp_error_keep(&kept);
     opts.flags = IMP_STORE_MUST_EXIST;
+    opts.key_file = key_file;
     int rc = new_store(&opts, &s);
     if (rc < 0) return rc;
     rc = imp_dir_open(s, dir, &made);
     if (rc == 0) rc = imp_io_new(s->dir, s->opts.io_mode, s->opts.flags, 0, &s->io);
+    if (rc == 0) rc = imp_dir_check_key(s);
     if (rc == 0) rc = imp_dir_lock(s, IMP_LOCK_ALONE, false);
     if (rc == 0) rc = imp_rebuild(s); /* nobody else knows `s` */
     free_store(s);

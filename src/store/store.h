@@ -28,6 +28,7 @@ typedef struct imp_seg {
     imp_io_file *file;
     imp_seg_layout *layout;
     uint64_t *sums;
+    imp_cipher *cipher;     /* of a sealed one's chunks; else NULL */
     uint64_t id;
     uint32_t *maps;         /* slot -> token, [n_layers][n_tokens]; NULL: slot s holds token s */
     const imp_bases *bases; /* of its sketches; NULL: it has none, or theirs can't be had: then they are of no use */

@@ -40,6 +40,7 @@
 
 #include "base/hash.h"
 #include "base/rng.h"
+#include "crypt/crypt.h"
 #include "radix/radix.h"
 #include "store/catalogue.h"
 #include "store/history.h"
@@ -210,6 +211,7 @@ struct imp_store {
     uint64_t instance;
     imp_store_opts opts;
     bool readonly;
+    imp_key *key; /* of what is encrypted on disk; NULL: nothing is */
     imp_io *io;
 
     pthread_mutex_t cat_lock;
@@ -304,6 +306,10 @@ bool imp_ballast_give(imp_store *s);
 /* Make it again, if there is room. Takes `lock`. */
 void imp_ballast_take(imp_store *s);
 uint64_t imp_ballast_missing(const imp_store *s); /* bytes that it would take, where it isn't there */
+
+/* Does the store want a key, and is s->key the right one? A new store with a key is marked as such. After
+ * imp_dir_open(), before anything in it is read. */
+int imp_dir_check_key(imp_store *s);
 
 /* ---- changes.c: with cat_lock and lock held, unless it says otherwise */
 

@@ -182,6 +182,16 @@ static void bad_chunk(verify *v, const imp_seg *seg, const use_of *u, uint32_t i
     if (token < *worst) *worst = token;
 }
 
+static int open_one(verify *v, const imp_seg *seg, const use_of *u, uint32_t index, unsigned char *bytes, uint32_t *worst)
+{
+    imp_region region;
+    uint32_t layer, chunk;
+    imp_chunk_place c = imp_seg_chunk_at(seg->layout, index, &region, &layer, &chunk);
+    int rc = imp_seg_chunk_open(seg->layout, seg->cipher, index, bytes, c.n_bytes, seg->sums);
+    if (rc == IMP_E_CORRUPT) bad_chunk(v, seg, u, index, "the checksum is wrong", worst);
+    return rc == IMP_E_CORRUPT ? 0 : rc;
+}
+
 static int read_one(verify *v, const imp_seg *seg, const use_of *u, uint32_t index, uint32_t *worst)
 {
     imp_region region;
@@ -191,8 +201,9 @@ static int read_one(verify *v, const imp_seg *seg, const use_of *u, uint32_t ind
     if (rc == IMP_E_NOMEM) return rc;
     if (rc < 0) {
         bad_chunk(v, seg, u, index, imp_last_error(), worst);
-    } else if (imp_seg_checksum(seg->layout, index, v->buf, c.n_bytes) != seg->sums[index]) {
-        bad_chunk(v, seg, u, index, "the checksum is wrong", worst);
+    } else {
+        rc = open_one(v, seg, u, index, v->buf, worst);
+        if (rc < 0) return rc;
     }
     return 0;
 }
@@ -227,14 +238,10 @@ static int check_chunks(verify *v, const imp_seg *seg, const use_of *u, uint32_t
         bool whole = imp_io_read(seg->file, first.offset, v->buf, bytes) == 0;
         for (uint32_t at = i; at < end; at++) {
             imp_chunk_place c = imp_seg_chunk_at(seg->layout, at, &region, &layer, &chunk);
-            const unsigned char *bytes_at = v->buf + (c.offset - first.offset);
             if (first_used(seg, u, at) == UINT32_MAX) continue;
-            if (!whole) {
-                rc = read_one(v, seg, u, at, worst);
-                if (rc < 0) return rc;
-            } else if (imp_seg_checksum(seg->layout, at, bytes_at, c.n_bytes) != seg->sums[at]) {
-                bad_chunk(v, seg, u, at, "the checksum is wrong", worst);
-            }
+            rc = whole ? open_one(v, seg, u, at, v->buf + (c.offset - first.offset), worst)
+                       : read_one(v, seg, u, at, worst);
+            if (rc < 0) return rc;
         }
         advance(v, bytes);
     }
@@ -318,6 +325,7 @@ static int check_beside(verify *v)
 {
     imp_cat *own = NULL;
     int rc = imp_cat_open(v->s->dir, IMP_STORE_READONLY, &own);
+    if (rc == 0) imp_cat_use_key(own, v->s->key);
     if (rc == 0) rc = imp_cat_check(own, on_catalogue, v);
     imp_cat_close(own);
     return rc;

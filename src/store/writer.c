@@ -80,6 +80,7 @@ static int make_layout(imp_store *s, const imp_job *job, const imp_bases *bases,
         .tokens = job->tokens + first,
         .paired = s->opts.keep & IMP_KEEP_PAIRED,
         .probe_heads = s->opts.keep & IMP_KEEP_PROBE ? probe_heads(s, job) : 0,
+        .sealed = s->key != NULL,
     };
     if (m.order == IMP_ORDER_CORE) m.core_tokens = imp_order_core_tokens(m.n_tokens, m.chunk_tokens);
     if (bases) {

@@ -24,13 +24,15 @@ typedef struct imp_world {
     imp_space *space;
 } imp_world;
 
-/* Options for small tests: min_store 4, segments of 64 tokens, chunks of 16. */
+/* Options for small tests: min_store 4, segments of 64 tokens, chunks of 16; encrypted where $IMP_TEST_KEY_FILE is. */
 void imp_world_opts(imp_store_opts *opts);
 /* The same with all that a store can keep, 8 bits, and the core of each layer first; nothing is reordered by itself. */
 void imp_world_rich_opts(imp_store_opts *opts);
 /* Open store and space; `opts` NULL: imp_world_opts(). `salt` NULL: the usual space. The status of imp_store_open(). */
 int imp_world_open(imp_world *w, const char *dir, const imp_store_opts *opts, const char *salt);
 void imp_world_close(imp_world *w);
+/* imp_store_rebuild(), with the key of imp_world_opts(). */
+int imp_world_rebuild(const char *dir);
 
 /* Commit tokens [first_new, n) with their right rows, and with queries if the store's options have a use for them. The
  * status of begin or finish; *staged (may be NULL): whether there was anything to store. Doesn't flush. */

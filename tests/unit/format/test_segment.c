@@ -106,12 +106,12 @@ static imp_seg_layout *layout_of(const imp_seg_meta *m)
 /* The header with random sums; both to free. */
 static unsigned char *header_of(const imp_seg_layout *l, imp_rng *r, uint64_t **sums)
 {
-    uint32_t n = imp_seg_n_chunks(l);
-    *sums = imp_malloc(n * sizeof **sums);
+    size_t n = imp_seg_sums_length(l);
+    *sums = imp_malloc(imp_seg_sums_length(l) * sizeof **sums);
     unsigned char *h = imp_malloc((size_t)imp_seg_header_bytes(l));
     assert_non_null(*sums);
     assert_non_null(h);
-    for (uint32_t i = 0; i < n; i++) (*sums)[i] = imp_rng_u64(r);
+    for (size_t i = 0; i < n; i++) (*sums)[i] = imp_rng_u64(r);
     imp_seg_header_encode(l, *sums, h);
     return h;
 }
@@ -460,7 +460,8 @@ static void test_later_formats(void **state)
         {8, 2, IMP_E_VERSION},         /* version */
         {8, 0xffffffff, IMP_E_VERSION},
         {8, 0, IMP_E_VERSION},
-        {12, 16, IMP_E_VERSION},       /* features */
+        {12, 32, IMP_E_VERSION},       /* features */
+        {12, 16, IMP_E_CORRUPT},       /* sealed, and nothing else of it is */
         {12, 0x8000000f, IMP_E_VERSION},
         {12, 1, IMP_E_CORRUPT},        /* paired chunks, of which the rest knows nothing */
         {12, 8, IMP_E_CORRUPT},

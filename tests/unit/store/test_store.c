@@ -192,10 +192,10 @@ static void twin_round(const char *dir, imp_rest rest, int n_ops)
     for (int i = 0; i < 2; i++) twin_compare(t, &w[i], &rng, 30);
     assert_int_equal(imp_world_verify(&w[1], false, true), 0);
     imp_stats before = stats_of(&w[0]);
-    assert_int_equal(imp_store_rebuild(dir), IMP_E_BUSY);
+    assert_int_equal(imp_world_rebuild(dir), IMP_E_BUSY);
     for (int i = 0; i < 2; i++) imp_world_close(&w[i]);
 
-    assert_int_equal(imp_store_rebuild(dir), 0);
+    assert_int_equal(imp_world_rebuild(dir), 0);
     assert_int_equal(imp_world_open(&w[0], dir, &opts, NULL), 0);
     imp_stats after = stats_of(&w[0]);
     assert_int_equal(after.n_tokens, before.n_tokens);
@@ -242,7 +242,7 @@ static void derived_apart(void **state)
     assert_int_equal(imp_world_check(&w, b, 160, false), 160);
     assert_int_equal(imp_world_check(&w, b, 160, true), 120);
     imp_world_close(&w);
-    assert_int_equal(imp_store_rebuild(*state), 0);
+    assert_int_equal(imp_world_rebuild(*state), 0);
     assert_int_equal(imp_world_open(&w, *state, NULL, NULL), 0);
     assert_int_equal(imp_world_check(&w, b, 160, false), 160);
     assert_int_equal(imp_world_check(&w, b, 160, true), 120);
@@ -469,7 +469,7 @@ static void newer_segments_stay(void **state)
     for (int i = 0; i < 2; i++) assert_int_equal(imp_world_check(&w, tokens, 64, true), 0);
     assert_int_equal(stats_of(&w).n_segments, 1);
     imp_world_close(&w);
-    assert_int_equal(imp_store_rebuild(dir), IMP_E_VERSION);
+    assert_int_equal(imp_world_rebuild(dir), IMP_E_VERSION);
     assert_int_equal(unlink(imp_test_path(dir, "catalogue.db")), 0);
     assert_int_equal(imp_world_open(&w, dir, NULL, NULL), IMP_E_VERSION);
     assert_int_equal(access(found.gl_pathv[0], F_OK), 0);
