@@ -30,7 +30,8 @@ bool imp_crypt_have(void) { return true; }
 static int failed(const char *what) { return imp_fail(IMP_E_NOMEM, "encryption: %s failed", what); }
 
 /* HMAC-SHA256(key, label, salt). Each use has a label of its own. */
-static int derive(const imp_key *k, const char *label, const void *salt, size_t n_salt, unsigned char out[SHA256_DIGEST_LENGTH])
+static int derive(const imp_key *k, const char *label, const void *salt, size_t n_salt,
+                  unsigned char out[SHA256_DIGEST_LENGTH])
 {
     unsigned char text[32 + IMP_SALT_BYTES];
     unsigned n_out = 0;
@@ -77,7 +78,8 @@ int imp_cipher_for(const imp_key *k, const unsigned char salt[IMP_SALT_BYTES], i
     int rc = derive(k, "impress 1 data", salt, IMP_SALT_BYTES, c->bytes);
     if (rc == 0) {
         c->keyed = EVP_CIPHER_CTX_new();
-        if (!c->keyed || EVP_EncryptInit_ex(c->keyed, EVP_aes_256_gcm(), NULL, c->bytes, NULL) != 1) rc = failed("a key");
+        bool ok = c->keyed && EVP_EncryptInit_ex(c->keyed, EVP_aes_256_gcm(), NULL, c->bytes, NULL) == 1;
+        if (!ok) rc = failed("a key");
     }
     if (rc < 0) {
         imp_cipher_free(c);
@@ -111,7 +113,8 @@ static EVP_CIPHER_CTX *begin(const imp_cipher *c, uint32_t number, bool seal)
     unsigned char nonce[NONCE_BYTES] = {0};
     imp_put32(nonce, number);
     EVP_CIPHER_CTX *x = EVP_CIPHER_CTX_new();
-    if (x && EVP_CIPHER_CTX_copy(x, c->keyed) == 1 && EVP_CipherInit_ex(x, NULL, NULL, NULL, nonce, seal) == 1) return x;
+    bool ok = x && EVP_CIPHER_CTX_copy(x, c->keyed) == 1 && EVP_CipherInit_ex(x, NULL, NULL, NULL, nonce, seal) == 1;
+    if (ok) return x;
     EVP_CIPHER_CTX_free(x);
     return NULL;
 }
@@ -127,8 +130,8 @@ static bool update(EVP_CIPHER_CTX *x, unsigned char *out, const unsigned char *i
     return true;
 }
 
-int imp_cipher_seal(const imp_cipher *c, uint32_t number, const void *extra, size_t n_extra, void *bytes, size_t n_bytes,
-                    unsigned char tag[IMP_TAG_BYTES])
+int imp_cipher_seal(const imp_cipher *c, uint32_t number, const void *extra, size_t n_extra, void *bytes,
+                    size_t n_bytes, unsigned char tag[IMP_TAG_BYTES])
 {
     int n = 0;
     unsigned char rest[IMP_TAG_BYTES];
@@ -140,8 +143,8 @@ int imp_cipher_seal(const imp_cipher *c, uint32_t number, const void *extra, siz
     return ok ? 0 : failed("encrypting");
 }
 
-int imp_cipher_open(const imp_cipher *c, uint32_t number, const void *extra, size_t n_extra, void *bytes, size_t n_bytes,
-                    const unsigned char tag[IMP_TAG_BYTES])
+int imp_cipher_open(const imp_cipher *c, uint32_t number, const void *extra, size_t n_extra, void *bytes,
+                    size_t n_bytes, const unsigned char tag[IMP_TAG_BYTES])
 {
     int n = 0;
     unsigned char rest[IMP_TAG_BYTES], want[IMP_TAG_BYTES];
@@ -218,15 +221,15 @@ const unsigned char *imp_cipher_salt(const imp_cipher *c)
     return NULL;
 }
 
-int imp_cipher_seal(const imp_cipher *c, uint32_t number, const void *extra, size_t n_extra, void *bytes, size_t n_bytes,
-                    unsigned char tag[IMP_TAG_BYTES])
+int imp_cipher_seal(const imp_cipher *c, uint32_t number, const void *extra, size_t n_extra, void *bytes,
+                    size_t n_bytes, unsigned char tag[IMP_TAG_BYTES])
 {
     (void)c, (void)number, (void)extra, (void)n_extra, (void)bytes, (void)n_bytes, (void)tag;
     return IMP_E_UNSUPPORTED;
 }
 
-int imp_cipher_open(const imp_cipher *c, uint32_t number, const void *extra, size_t n_extra, void *bytes, size_t n_bytes,
-                    const unsigned char tag[IMP_TAG_BYTES])
+int imp_cipher_open(const imp_cipher *c, uint32_t number, const void *extra, size_t n_extra, void *bytes,
+                    size_t n_bytes, const unsigned char tag[IMP_TAG_BYTES])
 {
     (void)c, (void)number, (void)extra, (void)n_extra, (void)bytes, (void)n_bytes, (void)tag;
     return IMP_E_UNSUPPORTED;

@@ -1,5 +1,6 @@
-/* crypt.h: encryption at rest, AES-256-GCM of OpenSSL's libcrypto. A build without it has the same calls: a key can't be
- * had then (IMP_E_UNSUPPORTED), and so nothing else is asked of it. What is encrypted how: docs/format.md, "Encryption".
+/* crypt.h: encryption at rest, AES-256-GCM of OpenSSL's libcrypto. A build without it has the same calls: a key can't
+ * be had then (IMP_E_UNSUPPORTED), and so nothing else is asked of it. What is encrypted how: docs/format.md,
+ * "Encryption".
  *
  *     imp_key        a store's: 32 bytes from a file. Encrypts nothing itself
  *       imp_cipher   a key of its own, for one file or one row: HMAC-SHA256(key, salt), the salt 32 random bytes that
@@ -42,14 +43,14 @@ const unsigned char *imp_cipher_salt(const imp_cipher *c);
 
 /* Encrypt part `number` in place. No number twice, but for the same bytes. `extra` isn't encrypted, and has to be the
  * same when it is opened. Any number of threads. */
-int imp_cipher_seal(const imp_cipher *c, uint32_t number, const void *extra, size_t n_extra, void *bytes, size_t n_bytes,
-                    unsigned char tag[IMP_TAG_BYTES]);
+int imp_cipher_seal(const imp_cipher *c, uint32_t number, const void *extra, size_t n_extra, void *bytes,
+                    size_t n_bytes, unsigned char tag[IMP_TAG_BYTES]);
 /* And back. IMP_E_CORRUPT, without a line: not as it was sealed; the bytes are worth nothing then. */
-int imp_cipher_open(const imp_cipher *c, uint32_t number, const void *extra, size_t n_extra, void *bytes, size_t n_bytes,
-                    const unsigned char tag[IMP_TAG_BYTES]);
+int imp_cipher_open(const imp_cipher *c, uint32_t number, const void *extra, size_t n_extra, void *bytes,
+                    size_t n_bytes, const unsigned char tag[IMP_TAG_BYTES]);
 
-/* A small thing by itself: salt, tag, and the encrypted bytes, which may be at their place in `box` before. Open: IMP_E_CORRUPT, without a line; `out` has room for
- * n_box - IMP_BOX_BYTES. */
+/* A small thing by itself: salt, tag, and the encrypted bytes, which may be at their place in `box` before.
+ * Open: IMP_E_CORRUPT, without a line; `out` has room for n_box - IMP_BOX_BYTES. */
 #define IMP_BOX_BYTES (IMP_SALT_BYTES + IMP_TAG_BYTES)
 int imp_box_seal(const imp_key *k, const void *extra, size_t n_extra, const void *bytes, size_t n_bytes, void *box);
 int imp_box_open(const imp_key *k, const void *extra, size_t n_extra, const void *box, size_t n_box, void *out);

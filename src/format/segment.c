@@ -801,7 +801,8 @@ int imp_seg_header_seal(const imp_key *key, const imp_cipher *cipher, void *byte
     imp_put64(h + AT_SEAL, imp_key_id(key));
     memcpy(h + AT_SALT, imp_cipher_salt(cipher), IMP_SALT_BYTES);
     put_clear(h, clear);
-    int rc = imp_cipher_seal(cipher, PART_FIXED, clear, sizeof clear, h + AT_SPACE, AT_SEAL - AT_SPACE, h + AT_FIXED_TAG);
+    int rc = imp_cipher_seal(cipher, PART_FIXED, clear, sizeof clear, h + AT_SPACE, AT_SEAL - AT_SPACE,
+                             h + AT_FIXED_TAG);
     if (rc == 0) {
         rc = imp_cipher_seal(cipher, PART_TABLES, clear, sizeof clear, h + IMP_SEG_FIXED_BYTES,
                              header_bytes - 8 - IMP_SEG_FIXED_BYTES, h + AT_TABLES_TAG);
