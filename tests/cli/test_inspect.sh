@@ -88,8 +88,7 @@ run a
 json_ok "$tmp/a.json" 'd["matched_tokens"] == 0'
 
 "$IMPRESS" gc "$tmp/store" --limit 1M >/dev/null || fail "gc"
-"$IMPRESS" stat "$tmp/store" --json >"$tmp/stat.json"
-json_ok "$tmp/stat.json" 'd["disk_bytes"] <= 1 << 20'
+[ "$(du -s --block-size=1 "$tmp/store" | cut -f1)" -le 1048576 ] || fail "gc leaves more than its limit"
 [ "$(IMPRESS_STORE="$tmp/store" "$IMPRESS" stat --json)" = "$("$IMPRESS" stat "$tmp/store" --json)" ] || fail "IMPRESS_STORE"
 [ "$("$IMPRESS" ls --store "$tmp/store")" = "$("$IMPRESS" ls "$tmp/store")" ] || fail "--store"
 "$IMPRESS" rm "$tmp/store" --all || fail "rm --all"

@@ -83,7 +83,7 @@ static void store(uint64_t seed, const char *salt, int n)
         DIE_IF(known < 0 && known != IMP_E_BUSY);
         if (known < 0) continue;
         int rc = imp_world_commit(&w, tokens, len, (size_t)known, 0, NULL);
-        DIE_IF(rc < 0 && rc != IMP_E_BUSY);
+        DIE_IF(rc < 0 && rc != IMP_E_BUSY && rc != IMP_E_FULL); /* refused at once: there was no room a moment ago */
         rc = imp_store_flush(w.store);
         /* Others may evict what an entry stands on, or hold what room there is. */
         DIE_IF(rc < 0 && rc != IMP_E_STALE && rc != IMP_E_FULL && rc != IMP_E_BUSY);
