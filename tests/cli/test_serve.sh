@@ -197,7 +197,7 @@ for line in open(s.log):
     json.loads(line)
 everything = open(s.log).read() + page.body
 ok(secret not in everything and first.text.strip() not in everything, "no text in log and metrics")
-line = [e for e in s.events("request") if e["id"] == first.headers["x-request-id"]]
+line = [e for e in s.events("request") if e.get("id") == first.headers["x-request-id"]]
 ok(len(line) == 1 and line[0]["prompt_tokens"] == first.usage["prompt_tokens"] and line[0]["status"] == 200, line)
 
 # After a restart the prefix comes from the store, whatever the question.
