@@ -61,7 +61,7 @@ json_t *report_json(const app_row *row, const char *model)
     bad |= json_object_set_new(o, "retention", json_real(retention_got(row)));
     if (row->mass_asked > 0) bad |= json_object_set_new(o, "mass_asked", json_real(row->mass_asked));
     bad |= json_object_set_new(o, "way", json_string(way_name(r->way)));
-    bad |= json_object_set_new(o, "reason", json_string(imp_llama_reason_name(r->reason)));
+    bad |= json_object_set_new(o, "reason", json_string(imp_llama_reason_name((int)r->reason)));
     if (r->expected_ns[IMP_LLAMA_WAY_COMPUTED])
         bad |= json_object_set_new(o, "expected_ms", json_pack("{s:f,s:f,s:f}", "computed", (double)r->expected_ns[0] / 1e6,
                                                                "whole", (double)r->expected_ns[1] / 1e6, "partial",
@@ -129,7 +129,7 @@ void report_line(const app_row *row)
                 100 * retention_got(row), r->mass, row->mass_asked);
     if (r->expected_ns[IMP_LLAMA_WAY_COMPUTED])
         fprintf(stderr, "[%s (%s): expected %.1f ms to compute, %.1f whole, %.1f in part]\n", way_name(r->way),
-                imp_llama_reason_name(r->reason), (double)r->expected_ns[0] / 1e6, (double)r->expected_ns[1] / 1e6,
+                imp_llama_reason_name((int)r->reason), (double)r->expected_ns[0] / 1e6, (double)r->expected_ns[1] / 1e6,
                 (double)r->expected_ns[2] / 1e6);
     if (r->n_fallback)
         fprintf(stderr, "[%u of %u layers went by all keys%s]\n", r->n_fallback, r->n_selected,
