@@ -48,14 +48,15 @@ void lc_pass_measure(imp_llama *ctx)
     ctx->ops = ops;
 }
 
-/* So it may be quicker to compute more tokens; weights count either way. */
-static size_t widen(const imp_llama *ctx, size_t n, size_t prefix)
+/* So it may be quicker to compute more tokens; weights count either way. `share` of the prefix is loaded. */
+static size_t widen(const imp_llama *ctx, size_t n, size_t prefix, double share)
 {
     size_t n_query = n - prefix;
     bool tiles = ctx->widen_query && has_tiles(ctx);
     if (!tiles || n_query >= CPU_TILE || n < CPU_TILE + LC_MIN_PREFIX) return prefix;
 
-    double weights = ctx->ops.weights, attention = ctx->ops.attention * (double)n; /* operations for one token */
+    /* Operations for one token. */
+    double weights = ctx->ops.weights, attention = ctx->ops.attention * (share * (double)prefix + (double)n_query);
     bool quicker = CPU_TILE * (weights + attention) < (double)n_query * (weights + SLOWER * attention);
     return quicker ? n - CPU_TILE : prefix;
 }
@@ -64,7 +65,7 @@ size_t imp_llama_query_start(const imp_llama *ctx, size_t n_tokens, size_t n_sto
 {
     if (!ctx || n_tokens == 0) return 0;
     if (n_stored >= n_tokens) n_stored = n_tokens - 1;
-    return ctx->space ? widen(ctx, n_tokens, n_stored) : n_stored;
+    return ctx->space ? widen(ctx, n_tokens, n_stored, 1) : n_stored;
 }
 
 static plan plan_whole(const imp_llama *ctx, const lc_seq *s, bool exactly, size_t n_min_computed)
@@ -73,7 +74,7 @@ static plan plan_whole(const imp_llama *ctx, const lc_seq *s, bool exactly, size
     p.opts.switches.identify = IMP_IDENTIFY_NONE;
     p.opts.retention = 1;
     if (p.prefix > s->n - n_min_computed) p.prefix = s->n - n_min_computed;
-    if (!exactly) p.prefix = widen(ctx, s->n, p.prefix);
+    if (!exactly) p.prefix = widen(ctx, s->n, p.prefix, 1);
     if (p.prefix < LC_MIN_PREFIX) p.prefix = 0;
     return p;
 }
@@ -91,6 +92,7 @@ static bool plan_part(const imp_llama *ctx, const lc_seq *s, plan *out)
     if (!selects || s->n <= ctx->min_query) return false;
     size_t most = s->n - ctx->min_query;
     *out = (plan){.prefix = s->n_leased < most ? s->n_leased : most, .partial = true, .opts = r->load};
+    out->prefix = widen(ctx, s->n, out->prefix, r->load.retention);
     size_t k = (size_t)ceil(r->load.retention * (double)out->prefix);
     return out->prefix >= MIN_PARTIAL && (k < out->prefix || r->load.mass > 0);
 }

@@ -62,7 +62,7 @@ typedef struct imp_llama_params {
     const char *salt;                  /* tenant; NULL: "" */
     imp_llama_request request;         /* default of every sequence */
     uint32_t min_query_tokens;         /* tokens that are computed at least under a partial load; 0: 16 */
-    bool widen_query;                  /* compute the last tokens of a whole prefix anew, up to 64 with the query, where
+    bool widen_query;                  /* compute the last tokens of the prefix anew, up to 64 with the query, where
                                           that looks quicker: on a CPU attention is slow, and adds up in half precision,
                                           for fewer tokens than that at once */
 } imp_llama_params;
