@@ -24,8 +24,10 @@
 enum {
     MAX_TOKENS = 220,
     LIMIT = 4 << 20,
-    /* Files whose change is made and that aren't unlinked yet, of each process; and the catalogue's log. */
-    ON_THEIR_WAY = 2 << 20,
+    /* Files whose change is made and that aren't unlinked yet, of each process, and what killed ones leave until the next
+     * opening; and the catalogue's log, which grows while others read. With a limit of its own for each of the storing
+     * ones it would be more: three times the limit. */
+    ON_THEIR_WAY = 6 << 20,
     N_WRITERS = 3,
     N_OTHERS = 3,
     N_KILLED = 4
