@@ -129,8 +129,9 @@ int imp_dir_open(imp_store *s, const char *dir, bool *made)
         }
         rc = is_empty(s, &empty);
         if (rc < 0) return rc;
-        /* Else a typing mistake would scatter a store over somebody's files and close them to everybody else. */
-        if (!empty) return imp_fail(IMP_E_ARG, "%s holds other files and no store", s->dir);
+        /* Else a typing mistake would scatter a store over somebody's files and close them to everybody else. Another
+         * process may be making the store just now: its first file is the mark. */
+        if (!empty && !is_store(s)) return imp_fail(IMP_E_ARG, "%s holds other files and no store", s->dir);
     }
     if (s->readonly) {
         s->lock_fd = openat(s->dir_fd, "lock", O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
