@@ -105,11 +105,13 @@ crash: ## kill -9 at KILLS=1000 moments, damage CORRUPTIONS=10000 stores (some m
 	@$(call ready)
 	echo "== building with tests (release, in build/)"
 	$(call configure,build,release,$(llama_flag) -DBUILD_TESTING=ON)
-	cmake --build build -j $(J) --target test_kill test_corrupt || { $(call fail,building failed$(comma) see above); }
+	cmake --build build -j $(J) --target test_kill test_corrupt test_processes || { $(call fail,building failed$(comma) see above); }
 	echo "== $(KILLS) kills"
 	IMP_KILL_ROUNDS=$(KILLS) build/tests/fault/test_kill || { $(call fail,a killed store was not as it should be$(comma) see above); }
 	echo "== $(CORRUPTIONS) corruptions"
 	IMP_CORRUPT_ROUNDS=$(CORRUPTIONS) build/tests/fault/test_corrupt || { $(call fail,a damaged store was not as it should be$(comma) see above); }
+	echo "== several processes"
+	build/tests/fault/test_processes || { $(call fail,several processes on one store: see above); }
 
 FUZZ_REQUESTS ?= 5000
 .PHONY: fuzz-http
