@@ -61,61 +61,6 @@ static size_t list_raw(const imp_load *load, const imp_slot *s, uint32_t layer, 
     return map ? merge(runs, span->n_tokens, row) : n;
 }
 
-/* Those of a span whose rows are rounded: they are widened, at their places in the prefix. */
-static void widen(imp_load *load, const imp_slot *s, uint32_t layer, const imp_plan_span *span, size_t row)
-{
-    uint64_t start = imp_now_ns();
-    const imp_seg_layout *layout = span->seg->layout;
-    imp_rest rest = imp_seg_layout_meta(layout)->rest;
-    size_t elements = (size_t)load->layers[layer].n_kv_heads * load->layers[layer].head_dim_k;
-    size_t coded = imp_seg_row_bytes(layout, IMP_REGION_K, layer), group_bytes = imp_rows_scales_bytes(rest, elements);
-    const uint32_t *map = imp_seg_map(span->seg, layer);
-    const unsigned char *scales = s->pieces[span->scales].bytes;
-    for (uint32_t c = 0; c < span->n_chunks; c++) {
-        if (!load->tokens_in[span->first_unit + c]) continue;
-        uint32_t first, end = imp_plan_slots(span, c, &first);
-        const unsigned char *codes = s->pieces[span->keys + c].bytes;
-        for (uint32_t slot = first; slot < end; slot++, codes += coded) {
-            uint32_t t = imp_plan_token(span, map, slot);
-            if (t == IMP_PLAN_NONE) continue;
-            size_t group = (size_t)(map ? map[slot] : slot) / IMP_GROUP_TOKENS;
-            const void *own = scales + group * group_bytes;
-            imp_rows_key_decode(rest, load->type_k, codes, own, elements, load->channel->wide + t * row);
-        }
-    }
-    load->stats.gather_ns += imp_now_ns() - start;
-}
-
-int imp_keys_all(imp_load *load, imp_slot *s, uint32_t layer, imp_keys *out)
-{
-    const imp_layer_shape *shape = &load->layers[layer];
-    size_t row = imp_load_key_bytes(load, layer), n = 0;
-    imp_load_units(load, layer);
-    load->widened = false;
-    for (size_t i = 0; i < load->plan.n_spans; i++) {
-        const imp_plan_span *span = &load->plan.spans[i];
-        if (span->scales != IMP_PLAN_NONE) {
-            int rc = check(load, s, layer, span, span->scales);
-            if (rc < 0) return rc;
-        }
-        for (uint32_t c = 0; c < span->n_chunks; c++) {
-            if (!load->tokens_in[span->first_unit + c]) continue;
-            int rc = check(load, s, layer, span, span->keys + c);
-            if (rc < 0) return rc;
-        }
-        if (imp_seg_layout_meta(span->seg->layout)->rest == IMP_REST_RAW) {
-            n += list_raw(load, s, layer, span, row, load->key_runs + n);
-            continue;
-        }
-        widen(load, s, layer, span, row);
-        load->widened = true;
-        load->key_runs[n++] = (imp_key_run){load->channel->wide + span->prefix_first * row, span->n_tokens};
-    }
-    *out = (imp_keys){.type = load->type_k, .n_kv_heads = shape->n_kv_heads, .head_dim = shape->head_dim_k,
-                      .runs = load->key_runs, .n_runs = n, .n_tokens = load->plan.n_tokens};
-    return 0;
-}
-
 /* Rows of a chunk in the engine's type, one run each, in load->key_runs by their tokens' places in the prefix. */
 static void list_chunk(imp_load *load, const imp_slot *s, uint32_t layer, const imp_plan_span *span, uint32_t c)
 {
@@ -142,6 +87,45 @@ static void list_chunk(imp_load *load, const imp_slot *s, uint32_t layer, const 
         load->key_runs[t] = (imp_key_run){key, 1};
     }
     load->widened |= scales != NULL;
+}
+
+/* Those of a span whose rows are rounded: they are widened, at their places in the prefix. */
+static void widen(imp_load *load, const imp_slot *s, uint32_t layer, const imp_plan_span *span)
+{
+    uint64_t start = imp_now_ns();
+    for (uint32_t c = 0; c < span->n_chunks; c++) {
+        if (load->tokens_in[span->first_unit + c]) list_chunk(load, s, layer, span, c);
+    }
+    load->stats.gather_ns += imp_now_ns() - start;
+}
+
+int imp_keys_all(imp_load *load, imp_slot *s, uint32_t layer, imp_keys *out)
+{
+    const imp_layer_shape *shape = &load->layers[layer];
+    size_t row = imp_load_key_bytes(load, layer), n = 0;
+    imp_load_units(load, layer);
+    load->widened = false;
+    for (size_t i = 0; i < load->plan.n_spans; i++) {
+        const imp_plan_span *span = &load->plan.spans[i];
+        if (span->scales != IMP_PLAN_NONE) {
+            int rc = check(load, s, layer, span, span->scales);
+            if (rc < 0) return rc;
+        }
+        for (uint32_t c = 0; c < span->n_chunks; c++) {
+            if (!load->tokens_in[span->first_unit + c]) continue;
+            int rc = check(load, s, layer, span, span->keys + c);
+            if (rc < 0) return rc;
+        }
+        if (imp_seg_layout_meta(span->seg->layout)->rest == IMP_REST_RAW) {
+            n += list_raw(load, s, layer, span, row, load->key_runs + n);
+            continue;
+        }
+        widen(load, s, layer, span);
+        load->key_runs[n++] = (imp_key_run){load->channel->wide + span->prefix_first * row, span->n_tokens};
+    }
+    *out = (imp_keys){.type = load->type_k, .n_kv_heads = shape->n_kv_heads, .head_dim = shape->head_dim_k,
+                      .runs = load->key_runs, .n_runs = n, .n_tokens = load->plan.n_tokens};
+    return 0;
 }
 
 int imp_keys_some(imp_load *load, imp_slot *s, uint32_t layer, const unsigned char *units, uint32_t *tokens,
