@@ -18,6 +18,21 @@ def into_page(page, name, text):
         f.write(after)
 
 
+def tables(doc, lines_of):
+    """The main function of a script that prints tables: `[--page PAGE.md NAME] ROWS...`; lines_of(paths, page) makes
+    them, where page is None or the page they are for."""
+    args, page = sys.argv[1:], None
+    if args[:1] == ["--page"]:
+        page, args = args[1:3], args[3:]
+    if not args or (page is not None and len(page) < 2):
+        sys.exit(doc.split("\n\n")[1])
+    text = "\n".join(lines_of(args, page and page[0]))
+    if page:
+        into_page(*page, text)
+    else:
+        print(text)
+
+
 def main():
     if len(sys.argv) != 4:
         sys.exit(__doc__.split("\n\n")[1])

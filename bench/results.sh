@@ -5,6 +5,8 @@
 #        bench/results.sh peer OUT MODEL.gguf PREFIX.txt...    beside llama-server, 8,000 tokens, cold
 #        bench/results.sh cost OUT MODEL.gguf DIR              cost curves, from prefixes of a folder
 #        bench/results.sh io OUT                               reads beside fio
+#        bench/results.sh replay OUT [FILE.pat...]             large models, modelled: opt-13b and opt-30b, and what they are
+#                                                              sensitive to; also by recorded patterns (bench replay --record)
 #        bench/results.sh pages OUT                            tables into docs/results/ and plots into docs/results/img/
 #
 # In the environment: REPS (default 2), SYSTEMS, OURS (variants of impress), REST (k8v4: the precision at which systems are
@@ -23,7 +25,7 @@ store=()
 [ -z "${STORE:-}" ] || store=(--store "$STORE")
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 
-usage() { sed -n 2,13p "$0" >&2; exit 2; }
+usage() { sed -n 2,16p "$0" >&2; exit 2; }
 [ $# -ge 2 ] || usage
 step=$1 out=$2
 shift 2
@@ -58,6 +60,34 @@ case $step in
         "$impress" bench io --sizes 16K,64K,256K,1M --depths 8,32 --json >"$out/io.jsonl"
         bench/io_table.py "$out/io.jsonl"
         ;;
+    replay)
+        # A file for each call, so that a second run goes on where the first was stopped.
+        play() {
+            local file="$out/replay-$1.jsonl"
+            shift
+            [ -s "$file" ] && return
+            "$impress" bench replay "$@" --json >"$file.part"
+            mv "$file.part" "$file"
+        }
+        all=recomp,as,as-h2o-lru,as-h2o-lfu,spi,impress-paper,contiguous,$ours
+        few=${SYSTEMS:-as,as-h2o-lfu,impress-paper,contiguous,$ours}
+        for shape in opt-13b opt-30b; do
+            play "$shape" --shape "$shape" -s "$all" --virtual
+            for pattern; do
+                play "$shape-$(basename "$pattern" .pat)" --shape "$shape" -s "$few" --virtual --patterns "$pattern"
+            done
+        done
+        for disk in .125 1 14; do play "disk-$disk" --shape opt-13b -s "$few" --virtual --disk $disk; done
+        for data in 30G 120G; do play "data-$data" --shape opt-13b -s "$few" --virtual --data $data; done
+        for host in 8G 16G 64G; do play "host-$host" --shape opt-13b -s "$few" --virtual --host-cache $host; done
+        for device in 0 5G 20G; do play "device-$device" --shape opt-13b -s "$few" --virtual --device-cache $device; done
+        for chunk in 16 32 128 256; do
+            play "chunk-$chunk" --shape opt-13b --virtual -s \
+                "as-h2o-lfu+chunk=$chunk,impress-paper+chunk=$chunk,impress+chunk=$chunk,impress+rest=$rest+chunk=$chunk"
+        done
+        for shape in opt-13b opt-30b; do play "$shape-slept" --shape "$shape" -s "as,impress-paper,$ours" --stretch 4; done
+        bench/replay_tables.py "$out"/replay-*.jsonl
+        ;;
     pages)
         for file in "$out"/ttft-*.jsonl "$out"/peer-*.jsonl; do
             [ -f "$file" ] || continue
@@ -66,6 +96,10 @@ case $step in
         done
         [ ! -f "$out/io.jsonl" ] || { bench/io_table.py --page docs/results/io.md io "$out/io.jsonl"
             bench/plot_bench.py docs/results/img "$out/io.jsonl"; }
+        if ls "$out"/replay-*.jsonl >/dev/null 2>&1; then
+            bench/replay_tables.py --page docs/results/replay.md replay "$out"/replay-*.jsonl
+            bench/plot_bench.py docs/results/img "$out"/replay-*.jsonl
+        fi
         for file in "$out"/cost-*.md; do
             [ -f "$file" ] || continue
             bench/into_page.py docs/results/cost.md "$(basename "$file" .md)" "$file"

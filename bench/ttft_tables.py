@@ -13,7 +13,7 @@ import re
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from into_page import into_page  # noqa: E402
+from into_page import tables  # noqa: E402
 from plot_bench import percentile, rate, read_rows, ttft_name, unique  # noqa: E402
 
 
@@ -101,26 +101,16 @@ def place(row):
     return row["model"], row.get("length", 0), row.get("io_limit", 0), row["state"]
 
 
-def main():
-    args = sys.argv[1:]
-    page = name = None
-    if args[:1] == ["--page"]:
-        page, name, args = args[1], args[2], args[3:]
-    if not args:
-        sys.exit(__doc__.split("\n\n")[1])
-    rows = [r for r in read_rows(args) if r.get("bench") == "ttft"]
+def page_lines(paths, page):
+    rows = [r for r in read_rows(paths) if r.get("bench") == "ttft"]
     lines = []
     for at in unique(place(r) for r in rows):
         mine = [r for r in rows if place(r) == at]
         lines += ([""] if lines else []) + [title(mine), ""] + table(mine) + ratios(mine)
         if page and os.path.exists(os.path.join(os.path.dirname(page), "img", ttft_name(mine[0]))):
             lines += ["", f"![{title(mine).strip('*')}](img/{ttft_name(mine[0])})"]
-    text = "\n".join(lines)
-    if page:
-        into_page(page, name, text)
-    else:
-        print(text)
+    return lines
 
 
 if __name__ == "__main__":
-    main()
+    tables(__doc__, page_lines)
