@@ -5,6 +5,7 @@
 #        bench/results.sh peer OUT MODEL.gguf PREFIX.txt...    beside llama-server, 8,000 tokens, cold
 #        bench/results.sh cost OUT MODEL.gguf DIR              cost curves, from prefixes of a folder
 #        bench/results.sh io OUT                               reads beside fio
+#        bench/results.sh ablation OUT MODEL.gguf PREFIX.txt...  one technique after the other; by retention; by chunk size
 #        bench/results.sh replay OUT [FILE.pat...]             large models, modelled: opt-13b and opt-30b, and what they are
 #                                                              sensitive to; also by recorded patterns (bench replay --record)
 #        bench/results.sh pages OUT                            tables into docs/results/ and plots into docs/results/img/
@@ -25,7 +26,7 @@ store=()
 [ -z "${STORE:-}" ] || store=(--store "$STORE")
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 
-usage() { sed -n 2,16p "$0" >&2; exit 2; }
+usage() { sed -n '2,/^[^#]/{/^#/p}' "$0" >&2; exit 2; }
 [ $# -ge 2 ] || usage
 step=$1 out=$2
 shift 2
@@ -59,6 +60,23 @@ case $step in
     io)
         "$impress" bench io --sizes 16K,64K,256K,1M --depths 8,32 --json >"$out/io.jsonl"
         bench/io_table.py "$out/io.jsonl"
+        ;;
+    ablation)
+        [ $# -ge 2 ] || usage
+        model=$1
+        shift
+        mapfile -t prefixes < <(files "$@")
+        ablate() {
+            local file="$out/ablation-$1.jsonl"
+            shift
+            [ -s "$file" ] && return
+            "$impress" bench ablation -m "$model" "${prefixes[@]}" "${store[@]}" --io-limit 125M --reps 1 --json "$@" >"$file.part"
+            mv "$file.part" "$file"
+        }
+        ablate 1-steps
+        ablate 2-retention --steps all-keys,sc,sketch,impress -r 0.05,0.1,0.5,1
+        ablate 3-chunks --steps sc,impress --chunks 16,32,64,128,256 --state cold
+        bench/ablation_tables.py "$out"/ablation-*.jsonl
         ;;
     replay)
         # A file for each call, so that a second run goes on where the first was stopped.
@@ -96,6 +114,9 @@ case $step in
         done
         [ ! -f "$out/io.jsonl" ] || { bench/io_table.py --page docs/results/io.md io "$out/io.jsonl"
             bench/plot_bench.py docs/results/img "$out/io.jsonl"; }
+        if ls "$out"/ablation-*.jsonl >/dev/null 2>&1; then
+            bench/ablation_tables.py --page docs/results/ablation.md ablation "$out"/ablation-*.jsonl
+        fi
         if ls "$out"/replay-*.jsonl >/dev/null 2>&1; then
             bench/replay_tables.py --page docs/results/replay.md replay "$out"/replay-*.jsonl
             bench/plot_bench.py docs/results/img "$out"/replay-*.jsonl
