@@ -9,7 +9,7 @@ LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\[\\"n])*)"(,|$)')
 # Base units are wanted, in full.
 BAD_UNITS = {"ms", "milliseconds", "us", "microseconds", "ns", "nanoseconds", "minutes", "hours", "days", "kb", "mb", "gb", "kilobytes",
              "megabytes", "kibibytes", "mebibytes", "bits", "percent", "s", "sec", "secs", "b"}
-TYPES = {"counter", "gauge", "histogram"}
+TYPES = {"counter", "gauge", "histogram", "summary"}
 
 
 def labels_of(text):
@@ -45,7 +45,8 @@ def families(page):
             m = SAMPLE.fullmatch(line)
             if not m or not current or not out[current][0]:
                 raise ValueError(line)
-            base = re.sub(r"_(bucket|sum|count)$", "", m[1]) if out[current][0] == "histogram" else m[1]
+            endings = {"histogram": r"_(bucket|sum|count)$", "summary": r"_(sum|count)$"}.get(out[current][0])
+            base = re.sub(endings, "", m[1]) if endings else m[1]
             labels = labels_of(m[2] or "")
             key = (m[1], tuple(sorted(labels.items())))
             if base != current or key in seen:
@@ -70,7 +71,7 @@ def faults(page):
             bad.append(name + ": counters, and only they, end in _total")
         if words[-1] in ("count", "sum", "bucket", "info") and not (words[-1] == "info" and kind == "gauge"):
             bad.append(name + ": an ending that has another meaning")
-        if set(words) & (TYPES | {"summary", "untyped"}):
+        if set(words) & (TYPES | {"untyped"}):
             bad.append(name + ": its type in its name")
         if set(words) & BAD_UNITS:
             bad.append(name + ": not a base unit")
@@ -82,6 +83,8 @@ def faults(page):
                     bad.append("%s: label %s" % (sample, label))
             if kind != "gauge" and not value >= 0:
                 bad.append("%s: %g" % (sample, value))
+        if kind == "summary" and any(s == name for s, _, _ in samples):
+            bad.append(name + ": neither a sum nor a count")
         if kind == "histogram":
             bad += histogram_faults(name, samples)
     return bad

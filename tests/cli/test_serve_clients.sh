@@ -6,6 +6,7 @@ export tmp IMPRESS IMPRESS_MODEL
 printf 'key-of-anne-1 anne\nkey-of-anne-2 anne   # her other machine\n\nkey-of-bert-1\n' >"$tmp/keys"
 chmod 600 "$tmp/keys"
 timeout 800 python3 - <<'PY' || failures=1
+import prometheus
 from serve import *
 
 # Eight clients, four slots, one prefix that is new: it is computed once.
@@ -109,7 +110,8 @@ ok(s.complete("x", 1).status == 200, "room again")
 ok(s.stop() == 0, "stop")
 
 # Keys are tenants: two of one name share, others don't see it.
-s = Server("--slots", "2", "--ctx-size", "1024", "--api-key-file", os.environ["tmp"] + "/keys", store="tenants")
+s = Server("--slots", "2", "--ctx-size", "1024", "--api-key-file", os.environ["tmp"] + "/keys", store="tenants",
+           env={"IMPRESS_ADMIN_KEY": "key-of-the-admin"})
 p = words(150, 31)
 ok(s.complete(p).status == 401, "no key")
 r = s.complete(p, key="key-of-nobody")
@@ -120,6 +122,31 @@ ok(first.status == 200 and first.cached == 0, first)
 ok(s.complete(p, key="key-of-anne-2").cached > 0, "a tenant's other key")
 ok(s.complete(p, key="key-of-bert-1").cached == 0, "another tenant, while the first one's is live")
 ok(s.complete(p, key="key-of-anne-1", impress={"salt": "a"}).cached == 0, "a salt of the request")
+
+
+# The numbers: each key sees its own tenant's, and none that others have a part in; the admin sees all, and each share.
+def numbers(key):
+    r = s.get("/metrics", headers={"Authorization": "Bearer " + key})
+    ok(r.status == 200 and prometheus.faults(r.body) == [] and prometheus.promtool(r.body) == "", (key, r))
+    return r.body, {n: float(v) for n, v in (line.rsplit(" ", 1) for line in r.body.split("\n") if line and line[0] != "#")}
+
+
+tokens, chats = "impress_prompt_tokens_total", 'impress_http_requests_total{route="/v1/completions",status="200"}'
+s.wait_for(lambda: numbers("key-of-the-admin")[1].get(chats) == 4, "four requests that were counted")
+n = first.usage["prompt_tokens"]
+anne, a = numbers("key-of-anne-1")
+_, a2 = numbers("key-of-anne-2")
+bert, b = numbers("key-of-bert-1")
+whole, sums = numbers("key-of-the-admin")
+ok(a[tokens] == 3 * n == a2[tokens] and b[tokens] == n and sums[tokens] == 4 * n, (a[tokens], b[tokens], sums[tokens], n))
+ok(a[chats] == 3 and b[chats] == 1 and a["impress_ttft_seconds_count"] == 3, (a, b))
+for page in (anne, bert):
+    names = [line for line in page.split("\n") if not line.startswith("#")]
+    ok(not re.search("slots|queue_length|connections|live_tokens|steps|store_|tier_|tenant|anne|bert", "\n".join(names)), names)
+ok("401" not in anne and "401" in whole, "what nobody's key opened is nobody's")
+share = 'impress_tenant_prompt_tokens_total{tenant="%s"}'
+ok(sums[share % "anne"] == 3 * n and sums[share % "#1"] == n, [k for k in sums if "tenant" in k])
+ok("key-of" not in whole and "impress_store_bytes" in sums, "no key as a label")
 ok(s.stop() == 0, "stop")
 s = Server("--slots", "2", "--ctx-size", "1024", env={"IMPRESS_API_KEY": "key-of-bert-1,key-of-cara-1"}, store="tenants")
 q = p + " and then?"

@@ -273,8 +273,8 @@ def many_requests(n):
     s = Server("--slots", "2", "--ctx-size", "512", "--limit", "64M", "--host-cache", "8M", "--min-store", "16")
     looks = []
     for i in range(n):
-        # One in four comes for the first time; the others share a little.
-        prompt = words(12, i % 50) if i % 4 else words(40, 1000 + i)
+        # One in four comes for the first time and is stored, many times the limit in all; the others come again.
+        prompt = words(5, i % 50) if i % 4 else words(12, 1000 + i)
         reply = s.complete(prompt, n=1)
         ok(reply.status == 200, reply)
         if reply.status != 200:
@@ -285,6 +285,8 @@ def many_requests(n):
     third = max(1, len(warm) // 3)
     first, last = sorted(warm[:third])[third // 2], sorted(warm[-third:])[third // 2]
     print("%d requests; memory after a quarter of them %.1f MiB, at the end %.1f MiB" % (n, first / 2**20, last / 2**20))
+    print("memory after each tenth of them, in MiB: " +
+          " ".join("%.1f" % (x / 2**20) for x in looks[len(looks) // 10::max(1, len(looks) // 10)]))
     ok(last <= first * 1.03 + (4 << 20), "memory rises: %d, then %d" % (first, last))
     ok(s.stop() == 0, "a clean end")
 

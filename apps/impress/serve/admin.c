@@ -311,7 +311,7 @@ static void post_gc(const api *a, http_reply *out)
 
 /* What a warm asks for beside the prompt. */
 typedef struct warm_spec {
-    const char *tenant; /* salt; NULL: clients have no keys */
+    const key_tenant *tenant; /* NULL: clients have no keys */
     bool pin;
 } warm_spec;
 
@@ -328,7 +328,7 @@ static bool take_spec(const api *a, json_t *body, warm_spec *spec, http_reply *o
         fail(out, 400, "invalid_type", "tenant", "`tenant` wants a name from the file of API keys");
         return false;
     }
-    if (tenant && !(spec->tenant = key_ring_tenant(a->keys, json_string_value(tenant)))) {
+    if (tenant && !(spec->tenant = key_ring_named(a->keys, json_string_value(tenant)))) {
         fail(out, 404, "no_such_tenant", "tenant", "no API key has this name");
         return false;
     }
@@ -343,7 +343,7 @@ static bool take_spec(const api *a, json_t *body, warm_spec *spec, http_reply *o
 }
 
 /* A job for what the body asks, computed exactly and in full, with one token of an answer. NULL: the reply says why. */
-static job *make_job(const api *a, const http_request *r, json_t *body, const char *tenant, http_reply *out)
+static job *make_job(const api *a, const http_request *r, json_t *body, const key_tenant *tenant, http_reply *out)
 {
     oai_request q;
     oai_error e = {0};

@@ -55,10 +55,10 @@ static void read_prefix(ahead *a, job *j)
     imp_dst dst = {rows, rows + row, row, row, cells};
     for (uint32_t l = 0; l < a->n_layers; l++)
         if (imp_load_select(load, l, NULL, NULL) < 0 || imp_load_gather(load, l, &dst) < 0) break;
-    metric_add(METRIC_LOOK_AHEAD, 1);
+    metric_add(j->tenant, METRIC_LOOK_AHEAD, 1);
 out:
     imp_load_end(load, &stats);
-    metric_add(METRIC_LOOK_AHEAD_BYTES, stats.bytes_read);
+    metric_add(j->tenant, METRIC_LOOK_AHEAD_BYTES, stats.bytes_read);
     imp_lease_release(lease);
     free(cells);
     free(rows);

@@ -65,6 +65,7 @@ static int check_length(const api *a, const oai_request *q, size_t n, oai_error 
 job *api_make_job(const api *a, const http_request *r, const oai_request *q, app_system *system, oai_error *e)
 {
     job_spec spec = {.sampling = &q->sampling, .n_logprobs = q->n_logprobs, .cache_off = q->impress.cache_off};
+    if (r->tenant) spec.tenant = r->tenant->number;
     size_t n = 0;
     bool failed = false;
     char *salt = NULL;
@@ -78,7 +79,7 @@ job *api_make_job(const api *a, const http_request *r, const oai_request *q, app
     chat_plan_tokens(spec.plan, &n);
     int rc = check_length(a, q, n, e);
     if (rc == 0) rc = chat_grammar_new(spec.plan, &spec.grammar, e);
-    if (rc == 0) salt = make_salt(r->tenant, q->impress.salt, &failed);
+    if (rc == 0) salt = make_salt(r->tenant ? r->tenant->salt : NULL, q->impress.salt, &failed);
     if (rc || failed) {
         chat_plan_free(spec.plan);
         chat_grammar_free(spec.grammar);
@@ -465,13 +466,14 @@ static void handle_health(void *user, http_request *r, http_reply *out)
     oai_buffer_add(&out->body, n > 0 ? "]}\n" : "}\n", n > 0 ? 3 : 2);
 }
 
+/* A client's key opens the numbers of its own tenant, and no sum that holds others'. */
 static void handle_metrics(void *user, http_request *r, http_reply *out)
 {
     const api *a = user;
-    (void)r;
     out->status = 200;
     out->type = "text/plain; version=0.0.4; charset=utf-8";
-    metric_write(&out->body, a->store);
+    if (r->tenant) metric_write_own(&out->body, r->tenant->number);
+    else metric_write(&out->body, a->store);
 }
 
 static void handle_root(void *user, http_request *r, http_reply *out)

@@ -78,10 +78,10 @@ static void job_done(engine *e, job *j)
     static const metric_counter ends[] = {
         [JOB_STOP] = METRIC_JOBS_STOP, [JOB_LENGTH] = METRIC_JOBS_LENGTH,
         [JOB_CANCELLED] = METRIC_JOBS_CANCELLED, [JOB_FAILED] = METRIC_JOBS_FAILED};
-    metric_add(ends[j->end], 1);
-    metric_observe(METRIC_REQUEST_SECONDS, j->result.total_ns);
+    metric_add(j->tenant, ends[j->end], 1);
+    metric_observe(j->tenant, METRIC_REQUEST_SECONDS, j->result.total_ns);
     if (j->n_generated > 1)
-        metric_observe(METRIC_PER_TOKEN_SECONDS, (app_now_ns() - j->first_ns) / (j->n_generated - 1));
+        metric_observe(j->tenant, METRIC_PER_TOKEN_SECONDS, (app_now_ns() - j->first_ns) / (j->n_generated - 1));
     pthread_mutex_lock(&e->lock);
     e->n_jobs--;
     if (j->started_ns) {
@@ -282,7 +282,7 @@ static bool settle_slot(engine *e, slot *s, const slot *from, size_t n_share, jo
         if (imp_llama_seq_pos_max(e->ctx, s->id) + 1 == (llama_pos)n_share) {
             memcpy(s->tokens, j->tokens, n_share * sizeof *s->tokens);
             s->n = n_share;
-            metric_add(METRIC_LIVE_COPIES, 1);
+            metric_add(j->tenant, METRIC_LIVE_COPIES, 1);
         } else {
             clear_slot(e, s);
         }
@@ -297,7 +297,7 @@ static void start_job(engine *e, job *j, slot *s, const slot *from, size_t n_sha
     if (e->ahead) j->was_ahead = ahead_take(e->ahead, j);
     j->started_ns = app_now_ns();
     j->result.queue_ns = j->started_ns - j->asked_ns;
-    metric_observe(METRIC_QUEUE_SECONDS, j->result.queue_ns);
+    metric_observe(j->tenant, METRIC_QUEUE_SECONDS, j->result.queue_ns);
 
     /* On a CPU a question of some more tokens may be computed sooner. */
     if (n_share > 0 && e->cuts && !from->partial) n_share = imp_llama_query_start(e->ctx, j->n_tokens, n_share);
@@ -329,7 +329,7 @@ static void start_jobs(engine *e)
         size_t n_share, busy, idle, need = j->n_tokens + j->max_tokens;
         bool start = oldest_free(e, NULL) != NULL;
         if (start && must_wait(e, j)) {
-            if (!j->waited) metric_add(METRIC_PREFIX_WAITS, 1);
+            if (!j->waited) metric_add(j->tenant, METRIC_PREFIX_WAITS, 1);
             j->waited = true;
             at = &j->next;
             continue;
@@ -423,32 +423,34 @@ static void take_report(engine *e, slot *s)
     r->ttft_ns = j->first_ns - j->asked_ns;
 
     const imp_llama_report *p = &r->report;
-    metric_add(METRIC_PROMPT_TOKENS, r->prompt_tokens);
-    metric_add(METRIC_COMPUTED_TOKENS, r->computed_tokens);
-    metric_add(METRIC_CACHED_LIVE, r->live_tokens);
-    metric_add(METRIC_CACHED_STORE, r->stored_tokens);
-    metric_add(p->way == IMP_LLAMA_WAY_WHOLE     ? METRIC_WAY_WHOLE
+    metric_add(j->tenant, METRIC_PROMPT_TOKENS, r->prompt_tokens);
+    metric_add(j->tenant, METRIC_COMPUTED_TOKENS, r->computed_tokens);
+    metric_add(j->tenant, METRIC_CACHED_LIVE, r->live_tokens);
+    metric_add(j->tenant, METRIC_CACHED_STORE, r->stored_tokens);
+    metric_add(j->tenant,
+               p->way == IMP_LLAMA_WAY_WHOLE     ? METRIC_WAY_WHOLE
                : p->way == IMP_LLAMA_WAY_PARTIAL ? METRIC_WAY_PARTIAL
                : r->live_tokens                  ? METRIC_WAY_LIVE
-                                                 : METRIC_WAY_COMPUTED, 1);
-    metric_add(METRIC_BYTES_DISK, p->bytes_read);
-    metric_add(METRIC_BYTES_HOST, p->host_hit_bytes);
-    metric_add(METRIC_BYTES_DEVICE, p->device_hit_bytes);
-    metric_add(METRIC_HITS_DISK, p->bytes_read > 0);
-    metric_add(METRIC_HITS_HOST, p->host_hit_bytes > 0);
-    metric_add(METRIC_HITS_DEVICE, p->device_hit_bytes > 0);
-    metric_add(METRIC_IDENTIFY_BYTES, p->identify_bytes);
-    metric_add(METRIC_LAYERS_SELECTED, p->n_selected);
-    metric_add(METRIC_LAYERS_FALLBACK, p->n_fallback);
-    metric_add(METRIC_RETRIES, p->retries);
-    metric_add(METRIC_LOOK_AHEAD_USED, j->was_ahead && p->host_hit_bytes + p->device_hit_bytes > 0);
-    metric_observe(METRIC_TTFT_SECONDS, r->ttft_ns);
+                                                 : METRIC_WAY_COMPUTED,
+               1);
+    metric_add(j->tenant, METRIC_BYTES_DISK, p->bytes_read);
+    metric_add(j->tenant, METRIC_BYTES_HOST, p->host_hit_bytes);
+    metric_add(j->tenant, METRIC_BYTES_DEVICE, p->device_hit_bytes);
+    metric_add(j->tenant, METRIC_HITS_DISK, p->bytes_read > 0);
+    metric_add(j->tenant, METRIC_HITS_HOST, p->host_hit_bytes > 0);
+    metric_add(j->tenant, METRIC_HITS_DEVICE, p->device_hit_bytes > 0);
+    metric_add(j->tenant, METRIC_IDENTIFY_BYTES, p->identify_bytes);
+    metric_add(j->tenant, METRIC_LAYERS_SELECTED, p->n_selected);
+    metric_add(j->tenant, METRIC_LAYERS_FALLBACK, p->n_fallback);
+    metric_add(j->tenant, METRIC_RETRIES, p->retries);
+    metric_add(j->tenant, METRIC_LOOK_AHEAD_USED, j->was_ahead && p->host_hit_bytes + p->device_hit_bytes > 0);
+    metric_observe(j->tenant, METRIC_TTFT_SECONDS, r->ttft_ns);
     if (e->uses_store) {
-        metric_observe(METRIC_MATCH_SECONDS, p->match_ns);
-        metric_observe(METRIC_IDENTIFY_SECONDS, p->identify_ns);
-        metric_observe(METRIC_IO_WAIT_SECONDS, p->io_wait_ns);
-        metric_observe(METRIC_GATHER_SECONDS, p->gather_ns);
-        metric_observe(METRIC_COMPUTE_SECONDS, p->compute_ns);
+        metric_observe(j->tenant, METRIC_MATCH_SECONDS, p->match_ns);
+        metric_observe(j->tenant, METRIC_IDENTIFY_SECONDS, p->identify_ns);
+        metric_observe(j->tenant, METRIC_IO_WAIT_SECONDS, p->io_wait_ns);
+        metric_observe(j->tenant, METRIC_GATHER_SECONDS, p->gather_ns);
+        metric_observe(j->tenant, METRIC_COMPUTE_SECONDS, p->compute_ns);
     }
 }
 
@@ -475,7 +477,7 @@ static void take_output(engine *e, slot *s)
         return;
     }
     job_add_token(j, e->vocab, s->next, logits);
-    metric_add(METRIC_GENERATED_TOKENS, 1);
+    metric_add(j->tenant, METRIC_GENERATED_TOKENS, 1);
     if (job_ended(j)) job_done(e, leave_slot(e, s));
 }
 
@@ -488,14 +490,14 @@ static void compute(engine *e, slot **slots, size_t n, size_t n_prompt)
         if (slots[i]->state == SLOT_ANSWER) put_answer(e, slots[i]);
         else put_prompt(e, slots[i], n_prompt);
     }
-    metric_add(METRIC_STEPS, 1);
+    metric_add(METRIC_NOBODY, METRIC_STEPS, 1);
     int32_t rc = imp_llama_decode(e->ctx, e->batch);
     while (rc == 1 && drop_oldest(e, NULL)) rc = imp_llama_decode(e->ctx, e->batch);
     if (rc == 0) {
         for (size_t i = 0; i < n; i++) take_output(e, slots[i]);
         return;
     }
-    metric_add(METRIC_STEP_FAILURES, 1);
+    metric_add(METRIC_NOBODY, METRIC_STEP_FAILURES, 1);
     if (n > 1) {
         for (size_t i = 0; i < n; i++) compute(e, &slots[i], 1, n_prompt);
         return;
@@ -656,7 +658,7 @@ int engine_submit(engine *e, job *j, oai_error *error, unsigned *retry_after_s)
     } else if (e->n_jobs >= e->o.n_slots + e->o.n_queue) {
         rc = oai_fail(error, 503, "queue_full", NULL, "%zu requests are being answered and %zu wait: come again later",
                       e->o.n_slots, e->o.n_queue);
-        metric_add(METRIC_REFUSED, 1);
+        metric_add(j->tenant, METRIC_REFUSED, 1);
     } else {
         j->asked_ns = app_now_ns();
         j->next = NULL;

@@ -270,14 +270,13 @@ static bool is_admin(exchange *x, const char *secret)
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(x->connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
     const struct sockaddr *from = info ? info->client_addr : NULL;
-    const char *nobody;
     uint64_t now = app_now_ns(), wait = guesses_wait_ns(&x->http->guesses, from, now);
     if (wait) {
         x->reply.retry_after = (unsigned)(wait / 1000000000) + 1;
         reply_error(&x->reply, 429, "too_many_wrong_keys", "too many wrong keys came from this address");
         return false;
     }
-    if (key_ring_find(x->http->o.admin_keys, secret, &nobody)) return true;
+    if (key_ring_find(x->http->o.admin_keys, secret)) return true;
     guesses_wrong(&x->http->guesses, from, now);
     return false;
 }
@@ -297,7 +296,7 @@ static bool check_key(exchange *x)
     const char *key = MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Authorization");
     bool bearer = key && !strncasecmp(key, "Bearer ", 7);
     const char *secret = bearer ? key + 7 + strspn(key + 7, " ") : NULL;
-    if (bearer && for_client && key_ring_find(o->keys, secret, &x->r.tenant)) return true;
+    if (bearer && for_client && (x->r.tenant = key_ring_find(o->keys, secret)) != NULL) return true;
     if (bearer && for_admin && key_ring_size(o->admin_keys) > 0) {
         if (is_admin(x, secret)) return true;
         if (x->reply.status) return false;
@@ -429,7 +428,7 @@ static void on_completed(void *user, struct MHD_Connection *connection, void **c
     *context = NULL;
     if (x->reply.close) x->reply.close(x->reply.stream, &x->r);
     bool whole = code == MHD_REQUEST_TERMINATED_COMPLETED_OK;
-    metric_http(x->route ? x->route->path : "other", x->status);
+    metric_http(x->r.tenant ? x->r.tenant->number : METRIC_NOBODY, x->route ? x->route->path : "other", x->status);
     json_t *line = json_pack("{s:s, s:s, s:s, s:i, s:f}", "id", x->r.id, "method", x->r.method, "path",
                              x->route ? x->route->path : "other", "status", x->status, "ms",
                              (double)(app_now_ns() - x->r.start_ns) * 1e-6);

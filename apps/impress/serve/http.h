@@ -23,7 +23,7 @@ typedef struct http_request {
     const char *method, *path;
     const char *body; /* [n_body], a NUL behind it */
     size_t n_body;
-    const char *tenant; /* salt of the client's key; NULL: there are no keys */
+    const key_tenant *tenant; /* of the client's key; NULL: there are no keys, or it is the admin's */
     char id[72];      /* the client's x-request-id, or one of ours */
     uint64_t start_ns;
     json_t *log;      /* an object: what the handler adds goes into the request's line of the log */

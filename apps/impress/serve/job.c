@@ -54,6 +54,7 @@ job *job_new(const struct llama_vocab *vocab, const job_spec *spec)
     j->n_logprobs = spec->n_logprobs;
     j->request = spec->request;
     j->cache_off = spec->cache_off;
+    j->tenant = spec->tenant;
     j->salt = spec->salt ? strdup(spec->salt) : NULL;
     j->sampler = token_sampler_new(vocab, spec->sampling, j->grammar, j->max_tokens);
     if (!j->sampler || (spec->salt && !j->salt)) {

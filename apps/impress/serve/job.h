@@ -35,6 +35,7 @@ typedef struct job_spec {
     size_t max_tokens;     /* at least 1 */
     int n_logprobs;        /* -1: none */
     const char *salt;      /* NULL: of the store without tenants */
+    unsigned tenant;       /* whose share of the numbers it counts for: metrics.h */
     imp_llama_request request;
     bool cache_off;        /* computed anew, and not stored */
 } job_spec;
@@ -48,6 +49,7 @@ typedef struct job {
     size_t n_tokens, max_tokens;
     int n_logprobs;
     char *salt;
+    unsigned tenant;
     imp_llama_request request;
     bool cache_off;
     bool keep_now;   /* what it computes goes to the store at its end, not at the next quiet moment */

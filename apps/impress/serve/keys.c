@@ -1,6 +1,7 @@
 #include "keys.h"
 
 #include <errno.h>
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,28 +12,70 @@
 enum { MIN_KEY = 8 }; /* characters: what is shorter is a slip, not a secret */
 
 typedef struct ring_key {
-    char *key, *tenant;
+    char *key;
+    size_t tenant; /* its number */
 } ring_key;
 
 struct key_ring {
     ring_key *keys;
     size_t n;
+    key_tenant **tenants; /* each stays where it is */
+    size_t n_tenants, n_nameless;
 };
+
+static void free_tenant(key_tenant *t)
+{
+    if (!t) return;
+    free(t->salt);
+    free(t->label);
+    free(t);
+}
+
+/* The number of the tenant with this name (NULL: a new one), by its key. 0: no memory. */
+static size_t tenant_of(key_ring *r, const char *key, const char *name)
+{
+    const key_tenant *known = name ? key_ring_named(r, name) : NULL;
+    if (known) return known->number;
+    key_tenant **tenants = realloc(r->tenants, (r->n_tenants + 1) * sizeof *tenants);
+    if (!tenants) return 0;
+    r->tenants = tenants;
+    key_tenant *t = calloc(1, sizeof *t);
+    /* A name can't be taken for a key that has none: the salts differ by their first letter. No name begins with #. */
+    size_t n = strlen(name ? name : key) + 6, room = (name ? strlen(name) : 0) + 24;
+    if (t) t->salt = malloc(n);
+    if (t) t->label = malloc(room);
+    if (!t || !t->salt || !t->label) {
+        free_tenant(t);
+        return 0;
+    }
+    snprintf(t->salt, n, "%s:%s", name ? "name" : "key", name ? name : key);
+    if (name) snprintf(t->label, room, "%s", name);
+    else snprintf(t->label, room, "#%zu", ++r->n_nameless);
+    tenants[r->n_tenants++] = t;
+    t->number = (unsigned)r->n_tenants;
+    return r->n_tenants;
+}
+
+/* A name is shown to the admin, as a label of metrics, which are UTF-8. */
+static bool is_name(const char *name)
+{
+    json_t *text = json_string(name);
+    json_decref(text);
+    return text != NULL;
+}
 
 static int add(key_ring *r, const char *key, const char *name, const char *where)
 {
     if (strlen(key) < MIN_KEY) return app_fail("%s: a key of fewer than %d characters", where, MIN_KEY);
+    if (name && !is_name(name)) return app_fail("%s: a name that isn't UTF-8", where);
     ring_key *keys = realloc(r->keys, (r->n + 1) * sizeof *keys);
     if (!keys) return app_fail("out of memory");
     r->keys = keys;
-    /* A name can't be taken for a key that has none: the salts differ by their first letter. */
-    size_t n = strlen(name ? name : key) + 6;
-    ring_key *k = &keys[r->n];
-    k->key = strdup(key);
-    k->tenant = malloc(n);
-    if (k->tenant) snprintf(k->tenant, n, "%s:%s", name ? "name" : "key", name ? name : key);
-    r->n++;
-    return k->key && k->tenant ? 0 : app_fail("out of memory");
+    size_t tenant = tenant_of(r, key, name);
+    char *copy = tenant ? strdup(key) : NULL;
+    if (!copy) return app_fail("out of memory");
+    keys[r->n++] = (ring_key){copy, tenant};
+    return 0;
 }
 
 static int add_file(key_ring *r, const char *path)
@@ -91,11 +134,10 @@ int key_ring_open(const char *path, const char *inline_keys, key_ring **out)
 void key_ring_close(key_ring *r)
 {
     if (!r) return;
-    for (size_t i = 0; i < r->n; i++) {
-        free(r->keys[i].key);
-        free(r->keys[i].tenant);
-    }
+    for (size_t i = 0; i < r->n; i++) free(r->keys[i].key);
+    for (size_t i = 0; i < r->n_tenants; i++) free_tenant(r->tenants[i]);
     free(r->keys);
+    free(r->tenants);
     free(r);
 }
 
@@ -110,18 +152,26 @@ static bool equal(const char *stored, const char *sent)
     return differ == 0;
 }
 
-bool key_ring_find(const key_ring *r, const char *key, const char **tenant)
+const key_tenant *key_ring_find(const key_ring *r, const char *key)
 {
-    const char *found = NULL;
+    size_t found = 0;
     for (size_t i = 0; i < key_ring_size(r); i++)
         if (equal(r->keys[i].key, key)) found = r->keys[i].tenant;
-    if (found) *tenant = found;
-    return found != NULL;
+    return key_ring_tenant(r, found);
 }
 
-const char *key_ring_tenant(const key_ring *r, const char *name)
+size_t key_ring_n_tenants(const key_ring *r) { return r ? r->n_tenants : 0; }
+
+const key_tenant *key_ring_tenant(const key_ring *r, size_t number)
 {
-    for (size_t i = 0; i < key_ring_size(r); i++)
-        if (!strncmp(r->keys[i].tenant, "name:", 5) && !strcmp(r->keys[i].tenant + 5, name)) return r->keys[i].tenant;
+    return number > 0 && number <= key_ring_n_tenants(r) ? r->tenants[number - 1] : NULL;
+}
+
+const key_tenant *key_ring_named(const key_ring *r, const char *name)
+{
+    for (size_t i = 1; i <= key_ring_n_tenants(r); i++) {
+        const key_tenant *t = key_ring_tenant(r, i);
+        if (!strncmp(t->salt, "name:", 5) && !strcmp(t->label, name)) return t;
+    }
     return NULL;
 }

@@ -1,4 +1,8 @@
-/* metrics.h: what the server counts, as text for Prometheus. Numbers only: no text of a prompt, no name of a client.
+/* metrics.h: what the server counts, as text for Prometheus. Numbers only: no text of a prompt, no key.
+ *
+ * What a request adds goes into the sums, and into its tenant's share of them. A tenant's own page has its share and
+ * nothing else: sums, gauges and the store's numbers tell of others. The whole page has the sums, and the shares beside
+ * them as impress_tenant_...{tenant="NAME"}.
  *
  * Threads: any. Counters are atomic and independent of each other; a page that is read while they change may be some
  * events apart. */
@@ -12,7 +16,7 @@
 #include "impress/impress.h"
 #include "oai_reply.h"
 
-/* id, name, labels, help. Entries of one name stand together. */
+/* id, name, labels, help. Entries of one name stand together. Those from STEPS on belong to no tenant. */
 #define METRIC_COUNTERS(X)                                                                                             \
     X(PROMPT_TOKENS, "impress_prompt_tokens_total", "", "Tokens of prompts that were answered.")                       \
     X(COMPUTED_TOKENS, "impress_prompt_tokens_computed_total", "", "Of these, tokens that were computed.")             \
@@ -70,13 +74,24 @@ typedef enum metric_gauge {
     METRIC_SLOTS, METRIC_SLOTS_BUSY, METRIC_QUEUE_LENGTH, METRIC_LIVE_TOKENS, METRIC_CONNECTIONS, METRIC_N_GAUGES
 } metric_gauge;
 
-void metric_add(metric_counter c, uint64_t n);
-uint64_t metric_get(metric_counter c);
-void metric_observe(metric_histogram h, uint64_t ns);
-void metric_set(metric_gauge g, uint64_t value);
+enum { METRIC_NOBODY = 0 }; /* instead of a tenant: only the sums change */
+
+/* Keep shares of n tenants, numbered from 1, with these labels (UTF-8; copied). Before other threads are there.
+ * Returns 0, or -1: no memory. */
+int metric_open_tenants(const char *const *labels, size_t n);
+void metric_close_tenants(void);
+
+/* Of `tenant`, or METRIC_NOBODY. */
+void metric_add(unsigned tenant, metric_counter c, uint64_t n);
+void metric_observe(unsigned tenant, metric_histogram h, uint64_t ns);
 /* A request was answered with `status`; `route`: static text, such as "/v1/models". */
-void metric_http(const char *route, int status);
-/* The page. `store` may be NULL. */
+void metric_http(unsigned tenant, const char *route, int status);
+uint64_t metric_get(metric_counter c);
+void metric_set(metric_gauge g, uint64_t value);
+
+/* The whole page. `store` may be NULL. */
 void metric_write(oai_buffer *b, imp_store *store);
+/* The page of one tenant. */
+void metric_write_own(oai_buffer *b, unsigned tenant);
 
 #endif

@@ -12,6 +12,7 @@
 #include "api.h"
 #include "commands.h"
 #include "log.h"
+#include "metrics.h"
 #include "model.h"
 #include "store_options.h"
 
@@ -183,11 +184,23 @@ static int open_http(server *v)
     return http_open(&o, &v->http);
 }
 
+/* Each tenant's share of the numbers. */
+static int count_tenants(const key_ring *keys)
+{
+    size_t n = key_ring_n_tenants(keys);
+    const char **labels = calloc(n ? n : 1, sizeof *labels);
+    for (size_t i = 0; labels && i < n; i++) labels[i] = key_ring_tenant(keys, i + 1)->label;
+    int rc = labels && metric_open_tenants(labels, n) == 0 ? 0 : app_fail("out of memory");
+    free(labels);
+    return rc;
+}
+
 static int open_server(server *v, const imp_store_opts *store_opts)
 {
     const serve_settings *s = v->s;
     if (key_ring_open(s->api_key_file, getenv("IMPRESS_API_KEY"), &v->keys)) return 1;
     if (key_ring_open(s->admin_key_file, getenv("IMPRESS_ADMIN_KEY"), &v->admin_keys)) return 1;
+    if (count_tenants(v->keys)) return 1;
     if (!is_loopback(s->host) && key_ring_size(v->keys) == 0 && !s->open)
         return app_fail("without API keys only this machine is served: give --api-key-file, or --open");
     if (store_settings_open(&s->store, store_opts, &v->store)) return 1;
@@ -259,6 +272,7 @@ static void close_server(server *v)
     chat_template_close(v->template);
     imp_store_close(v->store);
     llama_model_free(v->model);
+    metric_close_tenants();
     key_ring_close(v->keys);
     key_ring_close(v->admin_keys);
 }

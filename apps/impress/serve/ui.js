@@ -128,14 +128,17 @@
     $("tokens").textContent = prompt ? `Of ${count(prompt)} tokens of prompts, ${percent(from("live"), prompt)} were in live ` +
       `cells, ${percent(from("store"), prompt)} in the store, and ` +
       `${percent(m.impress_prompt_tokens_computed_total || 0, prompt)} were computed.` : "No prompt yet.";
+    /* With a client's key the page of numbers has those of this client only: what isn't there isn't drawn. */
+    const whole = "impress_slots" in m;
     figures($("now"), [
-      ["Slots at work", `${count(m.impress_slots_busy || 0)} of ${count(m.impress_slots || 0)}`],
-      ["Waiting", count(m.impress_queue_length || 0)], ["Prompts", count(all)],
+      ...whole ? [["Slots at work", `${count(m.impress_slots_busy || 0)} of ${count(m.impress_slots)}`],
+        ["Waiting", count(m.impress_queue_length || 0)]] : [],
+      ["Prompts", count(all)],
       ["Tokens generated", count(m.impress_generated_tokens_total || 0)],
       ["Refused", count(m.impress_queue_refused_total || 0)],
-      ["Stored prefixes", count(m.impress_store_prefixes || 0)],
-      ["Evicted", count(m.impress_store_evictions_total || 0)],
-      ["Corrupt chunks", count(m.impress_store_corrupt_chunks_total || 0)]]);
+      ...whole ? [["Stored prefixes", count(m.impress_store_prefixes || 0)],
+        ["Evicted", count(m.impress_store_evictions_total || 0)],
+        ["Corrupt chunks", count(m.impress_store_corrupt_chunks_total || 0)]] : []]);
   };
 
   const drawTiers = (stats) => {

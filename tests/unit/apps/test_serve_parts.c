@@ -134,24 +134,40 @@ static void test_keys(void **state)
 {
     (void)state;
     key_ring *r;
-    const char *a = NULL, *b = NULL, *c = NULL;
+    const key_tenant *a, *b, *c;
     const char *path = write_keys("# ours\n\nfirst-key-1 anne\n  second-key-2\tanne # hers too\nthird#key-3\n", 0600);
     assert_int_equal(key_ring_open(path, "fourth-key-4, fifth-key-5", &r), 0);
     assert_int_equal(key_ring_size(r), 5);
-    assert_true(key_ring_find(r, "first-key-1", &a) && key_ring_find(r, "second-key-2", &b));
-    assert_string_equal(a, b);
-    assert_true(key_ring_find(r, "third#key-3", &c));
-    assert_string_not_equal(a, c);
-    assert_true(key_ring_find(r, "fifth-key-5", &b));
+    a = key_ring_find(r, "first-key-1");
+    b = key_ring_find(r, "second-key-2");
+    c = key_ring_find(r, "third#key-3");
+    assert_true(a && a == b && c);
+    assert_string_not_equal(a->salt, c->salt);
+    assert_ptr_equal(key_ring_named(r, "anne"), a);
+    assert_null(key_ring_named(r, "#1"));
+    assert_null(key_ring_named(r, "third#key-3"));
+    b = key_ring_find(r, "fifth-key-5");
+    assert_non_null(b);
+    /* Numbers from 1; labels that hold no key. */
+    assert_int_equal(key_ring_n_tenants(r), 4);
+    static const char *const labels[] = {"anne", "#1", "#2", "#3"};
+    for (unsigned i = 1; i <= 4; i++) {
+        assert_int_equal(key_ring_tenant(r, i)->number, i);
+        assert_string_equal(key_ring_tenant(r, i)->label, labels[i - 1]);
+    }
+    assert_null(key_ring_tenant(r, 0));
+    assert_null(key_ring_tenant(r, 5));
+    assert_int_equal(b->number, 4);
     static const char *const wrong[] = {"", "first-key-", "first-key-12", "First-key-1", "anne", "third", "fourth-key-4,"};
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) assert_false(key_ring_find(r, wrong[i], &a));
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) assert_null(key_ring_find(r, wrong[i]));
     key_ring_close(r);
 
     assert_int_equal(key_ring_open(NULL, NULL, &r), 0);
     assert_int_equal(key_ring_size(r), 0);
-    assert_false(key_ring_find(r, "", &a));
+    assert_null(key_ring_find(r, ""));
+    assert_int_equal(key_ring_n_tenants(r), 0);
     key_ring_close(r);
-    static const char *const bad[] = {"short\n", "# nothing\n", "a-good-key name more\n"};
+    static const char *const bad[] = {"short\n", "# nothing\n", "a-good-key name more\n", "a-good-key n\xff\n"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_int_equal(key_ring_open(write_keys(bad[i], 0600), NULL, &r), 1);
     char *line = malloc(3000);
@@ -169,10 +185,10 @@ static void test_keys_and_names_are_apart(void **state)
 {
     (void)state;
     key_ring *r;
-    const char *a, *b;
     assert_int_equal(key_ring_open(write_keys("plain-key-1\nother-key-2 plain-key-1\n", 0600), NULL, &r), 0);
-    assert_true(key_ring_find(r, "plain-key-1", &a) && key_ring_find(r, "other-key-2", &b));
-    assert_string_not_equal(a, b);
+    const key_tenant *a = key_ring_find(r, "plain-key-1"), *b = key_ring_find(r, "other-key-2");
+    assert_true(a && b && a->number != b->number);
+    assert_string_not_equal(a->salt, b->salt);
     key_ring_close(r);
 }
 
@@ -208,15 +224,16 @@ static void test_sampling_top(void **state)
 static void test_metrics(void **state)
 {
     (void)state;
-    metric_add(METRIC_CACHED_LIVE, 3);
-    metric_add(METRIC_CACHED_STORE, 4);
-    metric_observe(METRIC_TTFT_SECONDS, 3000000);    /* 3 ms */
-    metric_observe(METRIC_TTFT_SECONDS, 5000000);    /* 5 ms: in the bucket of its bound */
-    metric_observe(METRIC_TTFT_SECONDS, 500000000000); /* beyond all bounds */
+    metric_add(METRIC_NOBODY, METRIC_CACHED_LIVE, 3);
+    metric_add(METRIC_NOBODY, METRIC_CACHED_STORE, 4);
+    metric_observe(METRIC_NOBODY, METRIC_TTFT_SECONDS, 3000000);    /* 3 ms */
+    metric_observe(METRIC_NOBODY, METRIC_TTFT_SECONDS, 5000000);    /* 5 ms: in the bucket of its bound */
+    metric_observe(METRIC_NOBODY, METRIC_TTFT_SECONDS, 500000000000); /* beyond all bounds */
     metric_set(METRIC_SLOTS, 7);
-    metric_http("/v1/models", 200);
-    metric_http("/v1/models", 200);
-    metric_http("/v1/models", 404);
+    metric_http(METRIC_NOBODY, "/v1/models", 200);
+    metric_http(METRIC_NOBODY, "/v1/models", 200);
+    metric_http(METRIC_NOBODY, "/v1/models", 404);
+    metric_add(1, METRIC_PREFIX_WAITS, 1); /* a tenant that there isn't */
     oai_buffer b = {0};
     metric_write(&b, NULL);
     assert_false(b.failed);
@@ -237,7 +254,66 @@ static void test_metrics(void **state)
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++)
         if (!strstr(b.data, lines[i])) fail_msg("no %s", lines[i]);
     assert_null(strstr(b.data, "impress_store_")); /* without a store */
+    assert_null(strstr(b.data, "impress_tenant_")); /* without tenants */
     oai_buffer_free(&b);
+}
+
+/* A tenant sees its own numbers and nothing that others' are in; the whole page has the sums, and each share. */
+static void test_metrics_of_tenants(void **state)
+{
+    (void)state;
+    static const char *const labels[] = {"anne", "a \"b\\"};
+    assert_int_equal(metric_open_tenants(labels, 2), 0);
+    uint64_t before = metric_get(METRIC_PROMPT_TOKENS);
+    metric_add(1, METRIC_PROMPT_TOKENS, 11);
+    metric_add(2, METRIC_PROMPT_TOKENS, 700);
+    metric_add(1, METRIC_WAY_WHOLE, 1);
+    metric_add(3, METRIC_PROMPT_TOKENS, 5000); /* nobody's */
+    metric_add(METRIC_NOBODY, METRIC_STEPS, 90);
+    metric_observe(1, METRIC_TTFT_SECONDS, 3000000);
+    metric_observe(2, METRIC_TTFT_SECONDS, 5000000);
+    metric_http(1, "/v1/models", 200);
+    metric_http(2, "/v1/completions", 200);
+    assert_int_equal(metric_get(METRIC_PROMPT_TOKENS), before + 5711);
+
+    oai_buffer own = {0}, whole = {0};
+    metric_write_own(&own, 1);
+    assert_false(own.failed);
+    static const char *const mine[] = {
+        "\nimpress_prompt_tokens_total 11\n", "\nimpress_prompts_total{way=\"whole\"} 1\n",
+        "\nimpress_ttft_seconds_count 1\n", "\nimpress_ttft_seconds_sum 0.003000000\n",
+        "\nimpress_http_requests_total{route=\"/v1/models\",status=\"200\"} 1\n",
+    };
+    for (size_t i = 0; i < sizeof mine / sizeof *mine; i++)
+        if (!strstr(own.data, mine[i])) fail_msg("no %s", mine[i]);
+    static const char *const others[] = {"completions", "tenant", "impress_slots", "queue_length", "connections",
+                                         "impress_store", "impress_tier", "impress_steps", "live_tokens"};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        const char *at = strstr(own.data, others[i]);
+        if (at) fail_msg("%.60s", at);
+    }
+
+    metric_write(&whole, NULL);
+    assert_false(whole.failed);
+    static const char *const shares[] = {
+        "\nimpress_tenant_prompt_tokens_total{tenant=\"anne\"} 11\n",
+        "\nimpress_tenant_prompt_tokens_total{tenant=\"a \\\"b\\\\\"} 700\n",
+        "\nimpress_tenant_prompts_total{tenant=\"anne\",way=\"whole\"} 1\n",
+        "\n# TYPE impress_tenant_ttft_seconds summary\n",
+        "\nimpress_tenant_ttft_seconds_count{tenant=\"anne\"} 1\n",
+        "\nimpress_tenant_ttft_seconds_sum{tenant=\"anne\"} 0.003000000\n",
+        "\nimpress_tenant_http_requests_total{tenant=\"anne\",route=\"/v1/models\",status=\"200\"} 1\n",
+    };
+    for (size_t i = 0; i < sizeof shares / sizeof *shares; i++)
+        if (!strstr(whole.data, shares[i])) fail_msg("no %s", shares[i]);
+    assert_null(strstr(whole.data, "impress_tenant_steps"));
+    oai_buffer_free(&own);
+    oai_buffer_free(&whole);
+    metric_close_tenants();
+
+    metric_write_own(&own, 1); /* a tenant that there isn't sees nothing of others either */
+    assert_null(strstr(own.data, "tokens"));
+    oai_buffer_free(&own);
 }
 
 static int setup(void **state)
@@ -264,6 +340,7 @@ int main(void)
         cmocka_unit_test(test_keys_and_names_are_apart),
         cmocka_unit_test(test_sampling_top),
         cmocka_unit_test(test_metrics),
+        cmocka_unit_test(test_metrics_of_tenants),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
