@@ -4,12 +4,15 @@
 
 #include "base/status.h"
 
+/* Far more than any of them will have: nobody meant it. */
+enum { MOST_BYTES = 64 << 10 };
+
 int imp_opts_take(void *out, size_t n_bytes, size_t least_bytes, const void *given, const char *what)
 {
     size_t n;
     memcpy(&n, given, sizeof n);
-    if (n < least_bytes) {
-        return imp_fail(IMP_E_ARG, "%s: struct_bytes is %zu, must be %zu at least: not initialised?", what, n,
+    if (n < least_bytes || n > MOST_BYTES || n % sizeof n) {
+        return imp_fail(IMP_E_ARG, "%s: struct_bytes is %zu, which can't be (%zu at least): not initialised?", what, n,
                         least_bytes);
     }
     for (size_t i = n_bytes; i < n; i++) {
