@@ -7,17 +7,77 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "text.h"
 
+/* ---- where values came from */
+
+enum { N_SAID = 128, ENV = -1 };
+
+/* Of options whose value in force isn't a flag's: the file's line, or ENV. */
+static struct {
+    const char *name;
+    long line;
+} said[N_SAID];
+static size_t n_said;
+static char file_said[256];
+
+static void say(const char *name, long line)
+{
+    size_t i = 0;
+    while (i < n_said && strcmp(said[i].name, name)) i++;
+    if (i == N_SAID) return; /* it will be called by its flag */
+    if (i == n_said) said[n_said++].name = name;
+    said[i].line = line;
+}
+
+static void env_name(const char *name, char *out, size_t room)
+{
+    size_t n = (size_t)snprintf(out, room, "IMPRESS_%s", name);
+    for (size_t i = 8; i < n && i + 1 < room; i++) out[i] = out[i] == '-' ? '_' : (char)toupper((unsigned char)out[i]);
+}
+
+static const char *said_of(const char *name, size_t n)
+{
+    static char text[sizeof file_said + 80];
+    for (size_t i = 0; i < n_said; i++) {
+        if (strlen(said[i].name) != n || memcmp(said[i].name, name, n)) continue;
+        if (said[i].line == ENV) env_name(said[i].name, text, sizeof text);
+        else if (said[i].line > 0) snprintf(text, sizeof text, "%s:%ld: %s", file_said, said[i].line, said[i].name);
+        else break;
+        return text;
+    }
+    snprintf(text, sizeof text, "--%.*s", (int)n, name);
+    return text;
+}
+
+const char *opt_said(const char *name) { return said_of(name, strlen(name)); }
+
+/* The line, in which what stands in backquotes is somebody's value. */
+static void print_line(const char *line)
+{
+    bool quoted = false;
+    for (const char *c = line; *c;) {
+        if (*c == '`') quoted = !quoted;
+        size_t n = !quoted && !strncmp(c, "--", 2) && (c == line || c[-1] == ' ')
+                       ? strspn(c + 2, "abcdefghijklmnopqrstuvwxyz-") : 0;
+        if (n) fputs(said_of(c + 2, n), stderr);
+        else fputc(*c, stderr);
+        c += n ? n + 2 : 1;
+    }
+}
+
 int opt_misuse(const opt_command *command, const char *fmt, ...)
 {
+    char line[2048];
     va_list ap;
     va_start(ap, fmt);
-    fprintf(stderr, "impress %s: ", command->name);
-    vfprintf(stderr, fmt, ap);
-    fprintf(stderr, " (see `impress %s --help`)\n", command->name);
+    vsnprintf(line, sizeof line, fmt, ap);
     va_end(ap);
+    fprintf(stderr, "impress %s: ", command->name);
+    print_line(line);
+    fprintf(stderr, " (see `impress %s --help`)\n", command->name);
     return 2;
 }
 
@@ -25,9 +85,13 @@ static void opt_help(const opt_command *command)
 {
     printf("usage: impress %s\n\n%s\n", command->usage, command->summary);
     if (command->details) printf("\n%s\n", command->details);
-    printf("\noptions:\n");
+    if (command->n_opts == 0 || command->opts[0].kind != OPT_HEADING) printf("\noptions:\n");
     for (size_t i = 0; i < command->n_opts; i++) {
         const opt *o = &command->opts[i];
+        if (o->kind == OPT_HEADING) {
+            printf("\n%s:\n", o->name);
+            continue;
+        }
         char left[64];
         char letter[5] = "    ";
         if (o->letter) snprintf(letter, sizeof letter, "-%c, ", o->letter);
@@ -53,6 +117,7 @@ static const opt *opt_find(const opt_command *command, const char *name, size_t 
 {
     for (size_t i = 0; i < command->n_opts; i++) {
         const opt *o = &command->opts[i];
+        if (o->kind == OPT_HEADING) continue;
         if (letter ? o->letter == letter : strlen(o->name) == n && memcmp(o->name, name, n) == 0) return o;
     }
     return NULL;
@@ -73,6 +138,7 @@ static int opt_set(const opt_command *command, const opt *o, const char *value, 
 {
     void *at = (char *)settings + o->offset;
     switch (o->kind) {
+    case OPT_HEADING: return 0; /* never found */
     case OPT_FLAG:
         if (!parse_flag(value, at)) return opt_misuse(command, "%s wants yes or no, not `%s`", where, value);
         return 0;
@@ -105,22 +171,6 @@ static int opt_set(const opt_command *command, const opt *o, const char *value, 
     return 0;
 }
 
-static int opt_from_env(const opt_command *command, void *settings)
-{
-    for (size_t i = 0; i < command->n_opts; i++) {
-        const opt *o = &command->opts[i];
-        if (o->per_call) continue;
-        char name[64] = "IMPRESS_";
-        for (size_t k = 0; o->name[k] && k < 50; k++)
-            name[8 + k] = o->name[k] == '-' ? '_' : (char)toupper((unsigned char)o->name[k]);
-        const char *value = getenv(name);
-        if (!value) continue;
-        int rc = opt_set(command, o, value, settings, name);
-        if (rc) return rc;
-    }
-    return 0;
-}
-
 static char *strip(char *s)
 {
     while (isspace((unsigned char)*s)) s++;
@@ -148,6 +198,97 @@ static bool opt_of_another(const char *name)
     return false;
 }
 
+static int opt_from_env(const opt_command *command, void *settings)
+{
+    for (size_t i = 0; i < command->n_opts; i++) {
+        const opt *o = &command->opts[i];
+        char name[64];
+        if (o->per_call) continue;
+        env_name(o->name, name, sizeof name);
+        const char *value = getenv(name);
+        if (!value) continue;
+        int rc = opt_set(command, o, value, settings, name);
+        if (rc) return rc;
+        say(o->name, ENV);
+    }
+    return 0;
+}
+
+/* ---- names that nobody knows */
+
+/* What else IMPRESS_... may stand before: keys, and what is the library's, the build's and the tests'. */
+static const char *const other_names[] = {"API_KEY", "ADMIN_KEY", "ANY_FS", "IO_FAULT", "TIMEOUT_FACTOR",
+                                          "KILL_ROUNDS_MODEL"};
+static const char *const other_beginnings[] = {"LLAMA_", "TEST_", "OPENAI_"};
+
+/* Changes of one letter that lead from a to b; LONG: too long to tell. */
+static size_t distance(const char *a, const char *b)
+{
+    enum { LONG = 40 };
+    size_t row[LONG + 1], n = strlen(b);
+    if (strlen(a) > LONG || n > LONG) return LONG;
+    for (size_t k = 0; k <= n; k++) row[k] = k;
+    for (size_t i = 1; a[i - 1]; i++) {
+        size_t corner = row[0];
+        row[0] = i;
+        for (size_t k = 1; k <= n; k++) {
+            size_t least = corner + (a[i - 1] != b[k - 1]);
+            if (row[k] + 1 < least) least = row[k] + 1;
+            if (row[k - 1] + 1 < least) least = row[k - 1] + 1;
+            corner = row[k];
+            row[k] = least;
+        }
+    }
+    return row[n];
+}
+
+/* Is `name` (without IMPRESS_) one that has a meaning? Else *like becomes the one it may stand for. */
+static bool is_known(const char *name, char like[64])
+{
+    size_t best = 3;
+    *like = '\0';
+    for (size_t i = 0; i < sizeof other_beginnings / sizeof *other_beginnings; i++)
+        if (!strncmp(name, other_beginnings[i], strlen(other_beginnings[i]))) return true;
+    for (size_t i = 0; i < sizeof other_names / sizeof *other_names; i++) {
+        size_t d = distance(name, other_names[i]);
+        if (d == 0) return true;
+        if (d < best) snprintf(like, 64, "IMPRESS_%s", other_names[i]);
+        if (d < best) best = d;
+    }
+    for (size_t i = 0; i < n_known; i++) {
+        for (size_t k = 0; k < known[i]->n_opts; k++) {
+            const opt *o = &known[i]->opts[k];
+            char full[64];
+            if (o->per_call) continue;
+            env_name(o->name, full, sizeof full);
+            size_t d = distance(name, full + 8);
+            if (d == 0) return true;
+            if (d < best) snprintf(like, 64, "%s", full);
+            if (d < best) best = d;
+        }
+    }
+    return false;
+}
+
+/* A variable that was misspelt would be silently ignored: one line for all that have no meaning. */
+static void note_unknown_env(void)
+{
+    bool any = false;
+    for (char **e = environ; n_known && e && *e; e++) {
+        char name[64], like[64];
+        size_t n = strcspn(*e, "=");
+        if (strncmp(*e, "IMPRESS_", 8) || n < 9) continue;
+        snprintf(name, sizeof name, "%.*s", (int)n - 8, *e + 8);
+        for (char *c = name; *c; c++) /* it may hold anything but = */
+            if (!isprint((unsigned char)*c)) *c = '?';
+        if (is_known(name, like)) continue;
+        fprintf(stderr, "%sIMPRESS_%s", any ? ", " : "impress: note: ignored, no settings: ", name);
+        if (*like) fprintf(stderr, " (%s?)", like);
+        any = true;
+    }
+    if (any) fputc('\n', stderr);
+}
+
 /* Lines `name = value`; `#` begins a comment. The file is shared by all commands. */
 static int opt_from_file(const opt_command *command, const char *path, bool must_exist, void *settings)
 {
@@ -161,6 +302,7 @@ static int opt_from_file(const opt_command *command, const char *path, bool must
         fclose(f);
         return opt_misuse(command, "the configuration %s is not a file", path);
     }
+    snprintf(file_said, sizeof file_said, "%s", path);
     char *line = NULL;
     size_t cap = 0;
     int rc = 0;
@@ -190,6 +332,7 @@ static int opt_from_file(const opt_command *command, const char *path, bool must
         snprintf(where, sizeof where, "%s:%u: %s", path, n, name);
         char *kept = strdup(value); /* lives as long as the settings, that is, the program */
         rc = kept ? opt_set(command, o, kept, settings, where) : opt_misuse(command, "out of memory");
+        if (rc == 0) say(o->name, (long)n);
     }
     free(line);
     fclose(f);
@@ -228,6 +371,7 @@ static int opt_config_file(const opt_command *command, int argc, char **argv, vo
 int opt_parse(const opt_command *command, int argc, char **argv, void *settings, int *n_positional)
 {
     *n_positional = 0;
+    n_said = 0;
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
         if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
             opt_help(command);
@@ -236,6 +380,7 @@ int opt_parse(const opt_command *command, int argc, char **argv, void *settings,
     }
     int rc = opt_config_file(command, argc, argv, settings);
     if (rc == 0) rc = opt_from_env(command, settings);
+    if (rc == 0) note_unknown_env();
     bool only_positional = false;
     for (int i = 1; rc == 0 && i < argc; i++) {
         char *a = argv[i];
@@ -276,6 +421,7 @@ int opt_parse(const opt_command *command, int argc, char **argv, void *settings,
                 return opt_misuse(command, "%s wants a value: %s", where, o->arg);
         }
         rc = opt_set(command, o, value, settings, where);
+        if (rc == 0) say(o->name, 0);
     }
     return rc;
 }

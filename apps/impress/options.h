@@ -1,4 +1,5 @@
-/* options.h: one table per command says its options; flags, environment and file all fill the same settings.
+/* options.h: one table per command says its options, under headings where there are many; flags, environment and file
+ * all fill the same settings.
  *
  * Order of precedence: flag, then IMPRESS_<NAME> in the environment, then `name = value` in the configuration file
  * (--config FILE, else $XDG_CONFIG_HOME/impress/config), then the default. */
@@ -9,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-typedef enum opt_kind { OPT_FLAG, OPT_YES, OPT_TEXT, OPT_TEXTS, OPT_COUNT, OPT_SIZE, OPT_REAL } opt_kind;
+typedef enum opt_kind { OPT_HEADING, OPT_FLAG, OPT_YES, OPT_TEXT, OPT_TEXTS, OPT_COUNT, OPT_SIZE, OPT_REAL } opt_kind;
 
 /* A list of texts: for options that may be given more than once. */
 typedef struct opt_texts {
@@ -28,6 +29,12 @@ typedef struct opt {
     bool per_call; /* only a flag: not taken from environment or file */
 } opt;
 
+/* An entry that stands above those of its kind in help. */
+#define OPT_GROUP(title)                                                                                               \
+    {                                                                                                                  \
+        title, 0, OPT_HEADING, 0, NULL, NULL, true                                                                     \
+    }
+
 typedef struct opt_command {
     const char *name, *usage, *summary, *details;
     const opt *opts;
@@ -42,7 +49,11 @@ void opt_know(const opt_command *const *commands, size_t n_commands);
  * moved to argv[1..*n_positional]. Returns 0; 1 when help was printed; 2 after one line about a mistake. */
 int opt_parse(const opt_command *command, int argc, char **argv, void *settings, int *n_positional);
 
-/* One line, "impress COMMAND: ...", to stderr; returns 2. */
+/* Where the value in force of option `name` came from: "--name", "IMPRESS_NAME", or "FILE:LINE: name". Static storage. */
+const char *opt_said(const char *name);
+
+/* One line, "impress COMMAND: ...", to stderr; returns 2. An option that it names as a flag, --name, is named by where
+ * its value came from, where that is no flag. */
 int opt_misuse(const opt_command *command, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

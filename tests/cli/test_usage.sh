@@ -109,6 +109,35 @@ printf 'file = x\n' >"$tmp/bad.conf"
 expect 2 'bad.conf:1: only a flag' "$IMPRESS" run --config "$tmp/bad.conf" -m x -f y -p z
 expect 2 'IMPRESS_LIMIT wants a size' env IMPRESS_LIMIT=lots "${base[@]}"
 
+# A value that is wrong is named by where it came from: a flag, a variable, or a line of a file; the one that counts.
+expect 2 'serve: IMPRESS_PORT wants 0 to 65535, not 70000' env IMPRESS_PORT=70000 "$IMPRESS" serve -m x
+expect 2 'serve: --port wants 0 to 65535, not 70001' env IMPRESS_PORT=70000 "$IMPRESS" serve -m x --port 70001
+printf '\nport = 70002\nidentify = frob\nslots = 3\n' >"$tmp/bad.conf"
+expect 2 'serve: [^ ]*bad.conf:2: port wants 0 to 65535, not 70002' "$IMPRESS" serve -m x --config "$tmp/bad.conf"
+expect 2 'serve: IMPRESS_PORT wants .* 70000' env IMPRESS_PORT=70000 "$IMPRESS" serve -m x --config "$tmp/bad.conf"
+expect 2 'serve: [^ ]*bad.conf:3: identify: `frob` is not' "$IMPRESS" serve -m x --config "$tmp/bad.conf" --port 1
+expect 2 'serve: --slots wants 1 to 64' "$IMPRESS" serve -m x --config "$tmp/bad.conf" --port 1 --slots 0
+expect 2 'serve: IMPRESS_TLS_CERT and --tls-key go together' env IMPRESS_TLS_CERT=c "$IMPRESS" serve -m x
+expect 2 'IMPRESS_IDENTIFY: `--slots` is not one' env IMPRESS_IDENTIFY=--slots IMPRESS_SLOTS=3 "$IMPRESS" serve -m x
+expect 2 'IMPRESS_RETENTION wants' env IMPRESS_RETENTION=7 "${base[@]}"
+
+# What begins like a setting and is none: one line, with what it may stand for; then the command does what it does.
+noted() { # PATTERN VARIABLE=VALUE...: the first of two lines
+    local pattern=$1
+    shift
+    env "$@" "${base[@]}" >"$tmp/out" 2>"$tmp/err"
+    [ $? -eq 1 ] && [ "$(wc -l <"$tmp/err")" -eq 2 ] || fail "$*: $(cat "$tmp/err")"
+    head -1 "$tmp/err" | grep -qE -- "$pattern" || fail "no /$pattern/ in $(head -1 "$tmp/err")"
+}
+noted '^impress: note: ignored, no settings: IMPRESS_LIMTI \(IMPRESS_LIMIT\?\)$' IMPRESS_LIMTI=1G
+noted 'IMPRESS_API_KEYS \(IMPRESS_API_KEY\?\)$' IMPRESS_API_KEYS=secret-of-mine
+noted ' IMPRESS_SERVICE_HOST$' IMPRESS_SERVICE_HOST=10.0.0.1
+noted ' IMPRESS_FILE( |$)' IMPRESS_FILE=only-by-a-flag
+noted 'IMPRESS_SLTOS.*, IMPRESS_ZZZZZZ|IMPRESS_ZZZZZZ, IMPRESS_SLTOS' IMPRESS_SLTOS=1 IMPRESS_ZZZZZZ=1
+grep -q secret-of-mine "$tmp/err" && fail "a value in a note"
+expect 1 'no.gguf' env IMPRESS_SLOTS=3 IMPRESS_API_KEY=kkkkkkkkkk IMPRESS_ANY_FS=1 IMPRESS_LLAMA_PREFIX=x "${base[@]}"
+expect 1 'no.gguf' env IMPRESS_=x "${base[@]}"
+
 "$IMPRESS" >/dev/null 2>&1
 [ $? -eq 2 ] || fail "no command should be a misuse"
 version=$(sed -nE 's/^#define IMP_VERSION_(MAJOR|MINOR|PATCH) ([0-9]+)$/\2/p' ../../include/impress/impress.h | paste -sd.)
@@ -140,6 +169,18 @@ complete_has() {
         printf "%s\n" "${COMPREPLY[@]}"' bash "$@" 2>/dev/null)
     grep -qxF -- "$wanted" <<<"$got" || fail "completion of \"$*\" lacks $wanted"
 }
+# Long lists stand under headings, each of them once and with something below it.
+for c in run serve; do
+    "$IMPRESS" $c --help >"$tmp/help"
+    grep -qx 'options:' "$tmp/help" && fail "$c --help has options without a heading"
+    heads=$(sed -n '/^examples:/d; s/^\([A-Z][a-z ,]*\):$/\1/p' "$tmp/help")
+    [ "$(wc -l <<<"$heads")" -ge 5 ] && [ -z "$(sort <<<"$heads" | uniq -d)" ] || fail "headings of $c --help: $heads"
+    for h in Model Store; do grep -qx "$h" <<<"$heads" || fail "$c --help has no heading $h"; done
+    grep -A 1 -E '^[A-Z][a-z ,]*:$' "$tmp/help" | grep -vE -- '^--$|^[A-Z][a-z ,]*:$|^ +(-[a-z], )?--' && fail "$c --help: a heading alone"
+    grep -E -- '^ *--(Model|Store)' "$tmp/help" && fail "$c --help: a heading as an option"
+    expect 2 'unknown option --Store' "$IMPRESS" $c -m x --Store x
+done
+
 commands=$("$IMPRESS" --help | sed -n 's/^  \([a-z]\+\)  .*/\1/p')
 [ "$(wc -w <<<"$commands")" -ge 8 ] || fail "help lists too few commands: $commands"
 for c in $commands; do

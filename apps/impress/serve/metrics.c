@@ -85,7 +85,10 @@ void metric_close_tenants(void)
     n_tenants = 0;
 }
 
-static metric_numbers *share_of(unsigned tenant) { return tenant > 0 && tenant <= n_tenants ? &tenants[tenant - 1] : NULL; }
+static metric_numbers *share_of(unsigned tenant)
+{
+    return tenant > 0 && tenant <= n_tenants ? &tenants[tenant - 1] : NULL;
+}
 
 static void add_to(metric_numbers *m, metric_counter c, uint64_t n)
 {

@@ -31,24 +31,20 @@ typedef struct serve_settings {
 #define DEFAULT_SYSTEM "impress"
 
 static const opt options[] = {
+    OPT_GROUP("Model"),
     {"model", 'm', OPT_TEXT, AT(model), "FILE", "the model, a GGUF file", false},
     {"alias", 0, OPT_TEXT, AT(alias), "NAME", "its name in requests and replies (default: the file's)", false},
+    {"chat-template", 0, OPT_TEXT, AT(template), "FILE", "instead of the model's own", false},
+    {"cache-type", 0, OPT_TEXT, AT(cache_type), "TYPE", "the cache's type: f16 (default) or q8_0", false},
+    {"threads", 't', OPT_COUNT, AT(n_threads), "N", "threads (default: one a core)", false},
+    {"batch-size", 'b', OPT_COUNT, AT(n_batch), "N", "tokens a decode call (default: 2048)", false},
+    {"ubatch-size", 'u', OPT_COUNT, AT(n_ubatch), "N", "tokens a pass (default: 512)", false},
+    OPT_GROUP("Address"),
     {"host", 0, OPT_TEXT, AT(host), "ADDRESS", "where to listen (default: 127.0.0.1)", false},
     {"port", 0, OPT_COUNT, AT(port), "N", "and on which port; 0: any free one (default: 8080)", false},
-    {"slots", 0, OPT_COUNT, AT(n_slots), "N", "requests answered at once, 1 to 64 (default: 4)", false},
-    {"ctx-size", 'c', OPT_COUNT, AT(n_ctx), "N",
-     "tokens of one request, prompt and answer (default: what the\nmodel was trained for, 8192 at most)", false},
-    {"cells", 0, OPT_COUNT, AT(n_cells), "N", "tokens that all slots hold together (default: slots x ctx)", false},
-    {"queue", 0, OPT_COUNT, AT(n_queue), "N", "requests that may wait; more are refused (default: 64)", false},
-    {"system", 's', OPT_TEXT, AT(system), "NAME",
-     "how prefixes are brought back, where a request doesn't say:\n"
-     "NAME or NAME+SWITCH=VALUE...; `impress systems` lists them\n(default: " DEFAULT_SYSTEM ")", false},
-    {"retention", 'r', OPT_REAL, AT(retention), "SHARE",
-     "share of a prefix's tokens that each layer gets, over 0 to 1\n(default: 0.25 for systems that choose)", false},
-    STORE_OPTS(serve_settings),
-    REQUEST_OPTS(serve_settings),
-    {"look-ahead", 0, OPT_FLAG, AT(look_ahead), NULL,
-     "read the prefixes of waiting requests into the host cache\n(default; --look-ahead=no: don't)", false},
+    {"tls-cert", 0, OPT_TEXT, AT(tls_cert), "FILE", "serve HTTPS with this certificate (PEM)", false},
+    {"tls-key", 0, OPT_TEXT, AT(tls_key), "FILE", "and this key", false},
+    OPT_GROUP("Who may ask"),
     {"api-key-file", 0, OPT_TEXT, AT(api_key_file), "FILE",
      "keys that clients need, one a line, each with a name if you\nlike; also $IMPRESS_API_KEY, separated by commas",
      false},
@@ -56,20 +52,31 @@ static const opt options[] = {
      "keys for /admin/ and the page at /ui, one a line; also\n$IMPRESS_ADMIN_KEY. Without any there is no admin API",
      false},
     {"open", 0, OPT_FLAG, AT(open), NULL, "serve other machines although there are no keys", false},
-    {"tls-cert", 0, OPT_TEXT, AT(tls_cert), "FILE", "serve HTTPS with this certificate (PEM)", false},
-    {"tls-key", 0, OPT_TEXT, AT(tls_key), "FILE", "and this key", false},
-    {"chat-template", 0, OPT_TEXT, AT(template), "FILE", "instead of the model's own", false},
+    OPT_GROUP("Requests at once, and limits"),
+    {"slots", 0, OPT_COUNT, AT(n_slots), "N", "requests answered at once, 1 to 64 (default: 4)", false},
+    {"ctx-size", 'c', OPT_COUNT, AT(n_ctx), "N",
+     "tokens of one request, prompt and answer (default: what the\nmodel was trained for, 8192 at most)", false},
+    {"cells", 0, OPT_COUNT, AT(n_cells), "N", "tokens that all slots hold together (default: slots x ctx)", false},
+    {"queue", 0, OPT_COUNT, AT(n_queue), "N", "requests that may wait; more are refused (default: 64)", false},
+    {"slice", 0, OPT_COUNT, AT(slice_ms), "MS",
+     "how long a piece of a prompt may hold up answers, about\n(default: 150)", false},
     {"max-body", 0, OPT_SIZE, AT(max_body), "SIZE", "longest body of a request (default: 16M)", false},
     {"connections", 0, OPT_COUNT, AT(connections), "N", "connections at once (default: 256)", false},
     {"timeout", 0, OPT_COUNT, AT(timeout_s), "S", "close connections silent for so long (default: 30)", false},
     {"time-limit", 0, OPT_COUNT, AT(limit_s), "S", "end a request after so long (default: 900)", false},
     {"drain", 0, OPT_COUNT, AT(drain_s), "S", "at SIGTERM, let answers go on for so long (default: 30)", false},
-    {"slice", 0, OPT_COUNT, AT(slice_ms), "MS",
-     "how long a piece of a prompt may hold up answers, about\n(default: 150)", false},
-    {"threads", 't', OPT_COUNT, AT(n_threads), "N", "threads (default: one a core)", false},
-    {"batch-size", 'b', OPT_COUNT, AT(n_batch), "N", "tokens a decode call (default: 2048)", false},
-    {"ubatch-size", 'u', OPT_COUNT, AT(n_ubatch), "N", "tokens a pass (default: 512)", false},
-    {"cache-type", 0, OPT_TEXT, AT(cache_type), "TYPE", "the cache's type: f16 (default) or q8_0", false},
+    OPT_GROUP("Store"),
+    STORE_OPTS(serve_settings),
+    {"look-ahead", 0, OPT_FLAG, AT(look_ahead), NULL,
+     "read the prefixes of waiting requests into the host cache\n(default; --look-ahead=no: don't)", false},
+    OPT_GROUP("What is loaded of a stored prefix"),
+    {"system", 's', OPT_TEXT, AT(system), "NAME",
+     "how prefixes are brought back, where a request doesn't say:\n"
+     "NAME or NAME+SWITCH=VALUE...; `impress systems` lists them\n(default: " DEFAULT_SYSTEM ")", false},
+    {"retention", 'r', OPT_REAL, AT(retention), "SHARE",
+     "share of a prefix's tokens that each layer gets, over 0 to 1\n(default: 0.25 for systems that choose)", false},
+    REQUEST_OPTS(serve_settings),
+    OPT_GROUP("Log and settings"),
     {"verbose", 'v', OPT_FLAG, AT(verbose), NULL, "log more, llama.cpp's lines too", false},
 };
 
@@ -154,10 +161,12 @@ static int open_engine(server *v)
     const serve_settings *s = v->s;
     size_t trained = (size_t)llama_model_n_ctx_train(v->model), n_ctx = s->n_ctx;
     if (n_ctx > trained)
-        return app_fail("--ctx-size %zu is more than the model's context of %zu tokens", n_ctx, trained);
+        return app_fail("%s %zu is more than the model's context of %zu tokens", opt_said("ctx-size"), n_ctx,
+                        trained);
     if (n_ctx == 0) n_ctx = trained < 8192 ? trained : 8192;
     size_t n_cells = s->n_cells ? s->n_cells : n_ctx * s->n_slots;
-    if (n_cells < n_ctx) return app_fail("--cells %zu is less than one request's context of %zu", n_cells, n_ctx);
+    if (n_cells < n_ctx)
+        return app_fail("%s %zu is less than one request's context of %zu", opt_said("cells"), n_cells, n_ctx);
     v->api.n_ctx = n_ctx;
     imp_llama_request request;
     imp_llama_request_init(&request);
