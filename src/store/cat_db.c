@@ -190,10 +190,18 @@ void cat_db_busy_ms(cat_db *d, int ms)
 int cat_db_vacuum(cat_db *d)
 {
     int rc = exec(d, "VACUUM");
-    return rc < 0 ? rc : cat_db_checkpoint(d);
+    if (rc == 0) rc = cat_db_checkpoint(d, d->busy_ms);
+    return rc == IMP_E_BUSY ? 0 : rc; /* whoever reads will see to the log */
 }
 
-int cat_db_checkpoint(cat_db *d) { return exec(d, "PRAGMA wal_checkpoint(TRUNCATE)"); }
+int cat_db_checkpoint(cat_db *d, int wait_ms)
+{
+    int64_t busy = 0;
+    sqlite3_busy_timeout(d->db, wait_ms);
+    int rc = cat_db_query(d, "PRAGMA wal_checkpoint(TRUNCATE)", take_int, &busy);
+    sqlite3_busy_timeout(d->db, d->busy_ms);
+    return rc == 0 && busy ? imp_fail(IMP_E_BUSY, "catalogue: its log is being read") : rc;
+}
 
 struct integrity {
     void (*fn)(const char *what, void *user);

@@ -49,7 +49,8 @@ bool cat_db_moved(cat_db *d);
 int cat_db_data_version(cat_db *d, int64_t *out);
 void cat_db_busy_ms(cat_db *d, int ms);
 int cat_db_vacuum(cat_db *d);
-int cat_db_checkpoint(cat_db *d); /* the -wal's pages into the file, and the -wal emptied, if no reader is in the way */
+/* The -wal's pages into the file, and the -wal emptied. Others' reads are waited for so long: IMP_E_BUSY. */
+int cat_db_checkpoint(cat_db *d, int wait_ms);
 /* SQLite's own check; `fn` is told each thing that is wrong. */
 int cat_db_integrity(cat_db *d, void (*fn)(const char *what, void *user), void *user);
 /* Prepare and run something that isn't among the statements: `fn` gets the first column of each row. */

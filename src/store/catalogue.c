@@ -1499,8 +1499,8 @@ int imp_cat_compact(imp_cat *c)
     return cat_db_vacuum(c->db);
 }
 
-int imp_cat_checkpoint(imp_cat *c)
+int imp_cat_checkpoint(imp_cat *c, int wait_ms)
 {
     if (c->in_change) return imp_fail(IMP_E_ARG, "catalogue: checkpoint inside of a change");
-    return cat_db_checkpoint(c->db);
+    return cat_db_checkpoint(c->db, wait_ms);
 }

@@ -152,8 +152,9 @@ int imp_cat_costs_put(imp_cat *c, const imp_cat_costs *costs);
 int imp_cat_check(imp_cat *c, void (*fn)(const char *what, void *user), void *user);
 /* Give free pages and the write-ahead log back to the file system. Not inside a change. */
 int imp_cat_compact(imp_cat *c);
-/* The write-ahead log alone: cheap, where compacting writes everything anew. Not inside a change. */
-int imp_cat_checkpoint(imp_cat *c);
+/* The write-ahead log alone: cheap, where compacting writes everything anew. Not inside a change. Nobody writes
+ * meanwhile, and those who read it are waited for: IMP_E_BUSY if they take longer. */
+int imp_cat_checkpoint(imp_cat *c, int wait_ms);
 
 /* Remove the files of a catalogue (db, wal, shm). Missing ones are no failure. */
 int imp_cat_delete(const char *dir);

@@ -9,7 +9,17 @@
 
 static const uint64_t retry_ns = 1000000000u;
 
-enum { LOG_SHARE = 16 };
+/* The catalogue's log: its share of the limit, and what that is at least (some changes) and at most (where SQLite begins
+ * it anew by itself). How long its readers are waited for, while it is somewhat too large and while it is much too
+ * large; and how many times its bound it may be when new entries come. */
+enum {
+    LOG_SHARE = 16,
+    LOG_LEAST = 64 << 10,
+    LOG_MOST = 4 << 20,
+    LOG_WAIT_MS = 100,
+    LOG_LONG_WAIT_MS = 500,
+    LOG_TIMES = 4
+};
 
 static void let_go(imp_store *s)
 {
@@ -152,12 +162,40 @@ int imp_catalogue_refresh(imp_store *s)
     return rc;
 }
 
-void imp_catalogue_trim(imp_store *s)
+/* ---- the catalogue's log */
+
+uint64_t imp_catalogue_log_bound(const imp_store *s)
 {
-    if (imp_dir_log_bytes(s) <= s->opts.limit_bytes / LOG_SHARE) return;
+    uint64_t share = s->opts.limit_bytes / LOG_SHARE;
+    if (s->opts.flags & IMP_STORE_MEMORY) return 0;
+    return share < LOG_LEAST ? LOG_LEAST : share < LOG_MOST ? share : LOG_MOST;
+}
+
+/* With cat_lock held, outside of a change: empty a log that is larger than its bound. Nobody writes while its readers are
+ * waited for; so after a wait in vain, the next one comes when there is more of it, or after a while. */
+static int trim_log(imp_store *s)
+{
+    uint64_t bound = imp_catalogue_log_bound(s), n = imp_dir_log_bytes(s), now_ns;
+    if (!s->cat || n <= bound) return 0;
+    now_ns = imp_now_ns();
+    if (n >= s->log_failed_bytes && n - s->log_failed_bytes < bound && now_ns - s->log_failed_ns < retry_ns) {
+        return IMP_E_BUSY;
+    }
+    int rc = imp_cat_checkpoint(s->cat, n > 2 * bound ? LOG_LONG_WAIT_MS : LOG_WAIT_MS);
+    s->log_failed_bytes = rc < 0 ? n : 0;
+    s->log_failed_ns = rc < 0 ? imp_now_ns() : 0;
+    return rc;
+}
+
+int imp_catalogue_log_ready(imp_store *s)
+{
+    uint64_t most = LOG_TIMES * imp_catalogue_log_bound(s);
+    if (imp_dir_log_bytes(s) <= most) return 0;
     pthread_mutex_lock(&s->cat_lock);
-    if (s->cat) (void)imp_cat_checkpoint(s->cat); /* not while somebody reads */
+    (void)trim_log(s);
     pthread_mutex_unlock(&s->cat_lock);
+    if (imp_dir_log_bytes(s) <= most) return 0;
+    return imp_fail(IMP_E_BUSY, "%s: the catalogue's log is too large, and somebody is reading it", s->dir);
 }
 
 /* ---- changes */
@@ -208,6 +246,20 @@ int imp_change_doom(imp_store *s, uint64_t segment)
     return 0;
 }
 
+/* The change is made, whatever comes of this. */
+static void after_commit(imp_store *s)
+{
+    imp_kept_line kept;
+    imp_error_keep(&kept);
+    int rc = trim_log(s);
+    if (rc < 0 && rc != IMP_E_BUSY) {
+        pthread_mutex_lock(&s->lock);
+        imp_fault_note(s, IMP_FAULT_CATALOGUE, rc);
+        pthread_mutex_unlock(&s->lock);
+    }
+    (void)imp_error_back(&kept, 0);
+}
+
 int imp_change_end(imp_store *s, int rc)
 {
     bool edited = rc == 0;
@@ -238,6 +290,7 @@ int imp_change_end(imp_store *s, int rc)
         if (failed < 0 && failed != IMP_E_NOTFOUND) imp_log(IMP_LOG_WARN, "%s", imp_last_error());
     }
     s->n_doomed = 0;
+    if (rc == 0) after_commit(s);
     atomic_store_explicit(&s->changing, false, memory_order_relaxed);
     pthread_mutex_unlock(&s->cat_lock);
     return rc;

@@ -196,8 +196,8 @@ int imp_commit_rows(imp_commit *c, uint32_t layer, size_t first, size_t count, c
 {
     if (!c) return imp_fail(IMP_E_ARG, "imp_commit_rows: no commit");
     imp_job *job = c->job;
-    if (layer >= job->n_layers || first < c->first_new || first > job->n_tokens || count > job->n_tokens - first ||
-        (count > 0 && (!k || !v))) {
+    if (count > 0 && (!k || !v)) return imp_fail(IMP_E_ARG, "commit: no keys or no values of layer %u", layer);
+    if (layer >= job->n_layers || first < c->first_new || first > job->n_tokens || count > job->n_tokens - first) {
         return imp_fail(IMP_E_ARG, "commit: rows %zu to %zu of layer %u aren't part of it", first, first + count,
                         layer);
     }

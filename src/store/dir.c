@@ -30,7 +30,7 @@
 
 static const char *const catalogue_files[] = {"catalogue.db", "catalogue.db-wal", "catalogue.db-shm"};
 
-enum { N_CATALOGUE_FILES = sizeof catalogue_files / sizeof catalogue_files[0] };
+enum { LOG_FILE = 1, N_CATALOGUE_FILES = sizeof catalogue_files / sizeof catalogue_files[0] };
 
 /* ---- finding and making it */
 
@@ -466,21 +466,25 @@ static int sum_bytes(const char *name, uint64_t disk_bytes, void *user)
     return 0;
 }
 
-uint64_t imp_dir_other_bytes(const imp_store *s)
+/* But for segments/ and the catalogue's log. */
+static uint64_t other_bytes(const imp_store *s)
 {
     static const char *const ours[] = {".", "lock", "encrypted", "ballast", "segments", "live"};
     uint64_t n = imp_bases_bytes(s);
     for (size_t i = 0; i < sizeof ours / sizeof ours[0]; i++) n += blocks(s->dir_fd, ours[i]);
-    for (int i = 0; i < N_CATALOGUE_FILES; i++) n += blocks(s->dir_fd, catalogue_files[i]);
+    for (int i = 0; i < N_CATALOGUE_FILES; i++) n += i == LOG_FILE ? 0 : blocks(s->dir_fd, catalogue_files[i]);
     (void)imp_io_list(s->io, "live", sum_bytes, &n);
     return n;
 }
 
-uint64_t imp_dir_log_bytes(const imp_store *s) { return blocks(s->dir_fd, "catalogue.db-wal"); }
+uint64_t imp_dir_log_bytes(const imp_store *s) { return blocks(s->dir_fd, catalogue_files[LOG_FILE]); }
+
+uint64_t imp_dir_counted_bytes(const imp_store *s) { return other_bytes(s) + imp_catalogue_log_bound(s); }
+
 
 uint64_t imp_dir_bytes(imp_store *s)
 {
-    uint64_t n = imp_dir_other_bytes(s);
+    uint64_t n = other_bytes(s) + imp_dir_log_bytes(s);
     (void)imp_io_list(s->io, "segments", sum_bytes, &n);
     return n;
 }

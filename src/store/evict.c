@@ -9,7 +9,7 @@
 #include "store/store_internal.h"
 
 enum {
-    GROWTH_BYTES = 256 * 1024, /* of the catalogue and its log until the next look */
+    GROWTH_BYTES = 256 * 1024, /* of the catalogue until the next look */
     USES_EVERY_S = 10,
     EXPIRY_MOST_S = 60,
     OLD_AT_ONCE = 256
@@ -65,7 +65,7 @@ static int other_bytes(imp_store *s, uint64_t bytes, uint64_t *out)
 {
     uint64_t segment_bytes, reserved_bytes;
     int rc = imp_cat_totals(s->cat, &segment_bytes, &reserved_bytes);
-    if (rc == 0) *out = reserved_bytes + imp_dir_other_bytes(s) + imp_ballast_missing(s) + bytes + GROWTH_BYTES;
+    if (rc == 0) *out = reserved_bytes + imp_dir_counted_bytes(s) + imp_ballast_missing(s) + bytes + GROWTH_BYTES;
     return rc;
 }
 
@@ -245,7 +245,7 @@ int imp_evict_at_open(imp_store *s)
     imp_evicted e = {0};
     pthread_mutex_lock(&s->cat_lock);
     int rc = s->cat ? imp_cat_totals(s->cat, &segment_bytes, &reserved_bytes) : IMP_E_BUSY;
-    uint64_t bytes = segment_bytes + reserved_bytes + imp_dir_other_bytes(s) + GROWTH_BYTES;
+    uint64_t bytes = segment_bytes + reserved_bytes + imp_dir_counted_bytes(s) + GROWTH_BYTES;
     pthread_mutex_unlock(&s->cat_lock);
     if (rc < 0 || (bytes <= s->opts.limit_bytes && s->opts.ttl_s == 0)) return 0;
     rc = imp_change_begin(s);

@@ -104,7 +104,7 @@ bool imp_ballast_give(imp_store *s)
 /* Room for it under the limit? The next entry makes some otherwise. */
 static bool fits(imp_store *s, uint64_t n_bytes)
 {
-    uint64_t other = imp_dir_other_bytes(s);
+    uint64_t other = imp_dir_counted_bytes(s);
     pthread_mutex_lock(&s->lock);
     bool yes = s->forest.seg_bytes + other + n_bytes <= s->opts.limit_bytes;
     pthread_mutex_unlock(&s->lock);

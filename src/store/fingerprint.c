@@ -61,10 +61,7 @@ static int fingerprint(imp_store *s, const char *path, imp_hash128 *out)
 {
     imp_cat_file before, after;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY), rc;
-    if (fd < 0) {
-        imp_fail_errno(errno, "can't read %s", path);
-        return IMP_E_IO;
-    }
+    if (fd < 0) return imp_fail_errno(errno, "can't read %s", path);
     rc = identify(fd, path, &before);
     if (rc < 0) goto out;
 

@@ -421,8 +421,8 @@ static int reserve(moving *mv, bool *gone)
 {
     imp_evicted evicted = {0};
     *gone = false;
-    imp_catalogue_trim(mv->s);
-    int rc = imp_change_begin(mv->s);
+    int rc = imp_catalogue_log_ready(mv->s);
+    if (rc == 0) rc = imp_change_begin(mv->s);
     if (rc < 0) return rc;
     rc = imp_change_end(mv->s, reserve_in_change(mv, &evicted, gone));
     if (rc == 0) imp_count_evicted(mv->s, evicted);

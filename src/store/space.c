@@ -54,13 +54,15 @@ static int check_turns(const imp_space_desc *d)
 static int check(const imp_space_desc *d, size_t *token_bytes)
 {
     if (!d->engine || !*d->engine) return imp_fail(IMP_E_ARG, "space: no engine named");
-    if (d->n_layers < 1 || d->n_layers > LAYERS_MAX || !d->layers) {
+    if (!d->weights.lo && !d->weights.hi) return imp_fail(IMP_E_ARG, "space: the weights' hash is missing");
+    if (!d->layers) return imp_fail(IMP_E_ARG, "space: no layers");
+    if (d->n_layers < 1 || d->n_layers > LAYERS_MAX) {
         return imp_fail(IMP_E_ARG, "space: %u layers, must be 1 to %d", d->n_layers, LAYERS_MAX);
     }
-    if (d->n_fields > 0 && !d->fields) return imp_fail(IMP_E_ARG, "space: no fields");
+    if (d->n_fields > 0 && !d->fields) return imp_fail(IMP_E_ARG, "space: %zu fields, and they are missing", d->n_fields);
     for (size_t i = 0; i < d->n_fields; i++) {
         if (!d->fields[i].name || (d->fields[i].n_bytes > 0 && !d->fields[i].bytes)) {
-            return imp_fail(IMP_E_ARG, "space: field %zu is empty", i);
+            return imp_fail(IMP_E_ARG, "space: field %zu has no name, or no bytes", i);
         }
     }
     *token_bytes = 0;

@@ -217,6 +217,8 @@ struct imp_store {
     pthread_mutex_t cat_lock;
     imp_cat *cat;             /* NULL: it can't be had now */
     uint64_t cat_retry_ns;    /* not before */
+    uint64_t log_failed_bytes; /* so large was the catalogue's log when it couldn't be emptied; 0: it could */
+    uint64_t log_failed_ns;    /* and when that was */
     uint64_t *doomed;         /* segments to unlink once the change is durable */
     size_t n_doomed, doomed_cap;
     imp_rng rng;
@@ -285,9 +287,9 @@ int imp_dir_live_make(imp_store *s);
 bool imp_dir_live(const imp_store *s, uint64_t instance);
 /* Remove the files in live/ that nobody holds; returns how many. */
 size_t imp_dir_live_sweep(imp_store *s);
-/* As du counts: everything but segments/. */
-uint64_t imp_dir_other_bytes(const imp_store *s);
-uint64_t imp_dir_bytes(imp_store *s);
+/* What counts against the limit besides segments/: everything as du counts, but the catalogue's log by its bound. */
+uint64_t imp_dir_counted_bytes(const imp_store *s);
+uint64_t imp_dir_bytes(imp_store *s); /* all, as du counts */
 /* With both mutexes held and no catalogue: where another directory is in the place of ours, or none, or its folders or
  * its lock are gone, go on in what is there, made again if need be. But an empty one on another file system is what
  * lies below a mount that is gone: IMP_E_IO. `*moved`: it was so, and what was stored is elsewhere. */
@@ -326,9 +328,12 @@ void imp_catalogue_failed(imp_store *s, int rc);
 /* Bring the forest up to date, trying again to have a catalogue. 0, or IMP_E_BUSY etc.; it may still be used. */
 int imp_catalogue_refresh(imp_store *s);
 
-/* The catalogue's log grows to a few MB before SQLite begins it anew: where that is much of the limit, empty it. With
- * no mutex held. */
-void imp_catalogue_trim(imp_store *s);
+/* How large the catalogue's log may be between changes. That much counts against the limit, however large the log is at
+ * a moment: whoever evicted because the log has grown would make it grow, and soon nothing else would be left. */
+uint64_t imp_catalogue_log_bound(const imp_store *s);
+/* With no mutex held: is the log so much larger that nothing should be added? It is emptied, if that can be. 0, or
+ * IMP_E_BUSY: somebody has been reading it for long. */
+int imp_catalogue_log_ready(imp_store *s);
 
 /* Take both mutexes, begin a change and bring the forest up to date. On failure nothing is held. */
 int imp_change_begin(imp_store *s);
@@ -442,7 +447,7 @@ const imp_bases *imp_bases_get(imp_store *s, imp_hash128 space, uint64_t id, uin
  * from its rows and queries, and written, where the space has none. NULL: none can be had, and the segments go
  * without. */
 const imp_bases *imp_bases_for(imp_store *s, const imp_job *job);
-/* As du counts: bases/ and what is in it. For imp_dir_other_bytes(). */
+/* As du counts: bases/ and what is in it. For imp_dir_counted_bytes(). */
 uint64_t imp_bases_bytes(const imp_store *s);
 /* Inside a change: remove the bases of spaces that have no segment any more, and what killed writers left. Files
  * younger than an hour stay, but with `young_too`: the space's first segment may be on its way. For recovery and gc.

@@ -24,7 +24,6 @@ enum {
     NICE = 10,
     DU_UNIT = 4096,
     LIMIT_SHARE = 8,
-    LOG_SHARE = 16,
     DIRTY_MAX = 64 /* histories that don't wait for their time */
 };
 
@@ -143,12 +142,8 @@ static int reserve(imp_store *s, const imp_job *job, const imp_bases *bases, siz
                    imp_seg_layout **layout)
 {
     *layout = NULL;
-    /* The catalogue's log grows to a few MB before SQLite begins it anew: much, where the limit is small. */
-    if (imp_dir_log_bytes(s) > s->opts.limit_bytes / LOG_SHARE) {
-        pthread_mutex_lock(&s->cat_lock);
-        if (s->cat) (void)imp_cat_checkpoint(s->cat); /* not while somebody reads */
-        pthread_mutex_unlock(&s->cat_lock);
-    }
+    int ready = imp_catalogue_log_ready(s);
+    if (ready < 0) return ready;
     for (;;) {
         imp_evicted evicted = {0};
         s->over_limit = false;

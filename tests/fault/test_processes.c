@@ -85,6 +85,8 @@ static void store(uint64_t seed, const char *salt, int n)
         DIE_IF(known < 0 && known != IMP_E_BUSY);
         if (known < 0) continue;
         int rc = imp_world_commit(&w, tokens, len, (size_t)known, 0, NULL);
+        /* Another process evicted what the entry stands on: an engine that has all its rows hands them over. */
+        if (rc == IMP_E_STALE) rc = imp_world_commit(&w, tokens, len, 0, 0, NULL);
         DIE_IF(rc < 0 && rc != IMP_E_BUSY && rc != IMP_E_FULL); /* refused at once: there was no room a moment ago */
         rc = imp_store_flush(w.store);
         /* Others may evict what an entry stands on, or hold what room there is. */

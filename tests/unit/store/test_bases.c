@@ -126,7 +126,9 @@ static void learned_once(void **state)
     assert_null(imp_bases_get(w.store, w.space->id, 0, &n_read));
     assert_int_equal(stats_of(&w).corrupt_chunks, 0);
     imp_world tenant;
-    assert_int_equal(imp_world_open(&tenant, dir, imp_store_options(w.store), "tenant"), 0);
+    imp_store_opts opts;
+    imp_world_rich_opts(&opts);
+    assert_int_equal(imp_world_open(&tenant, dir, &opts, "tenant"), 0);
     assert_int_equal(imp_world_commit(&tenant, tokens, 100, 0, 0, NULL), 0);
     assert_int_equal(imp_store_flush(tenant.store), 0);
     assert_int_equal(imp_world_verify(&tenant, false, true), 0);

@@ -592,11 +592,11 @@ static void test_checkpoint(void **state)
     imp_cat *c = open_in(dir);
     OK(imp_cat_begin(c));
     put_one_segment(c, 1, 1);
-    assert_int_equal(imp_cat_checkpoint(c), IMP_E_ARG);
+    assert_int_equal(imp_cat_checkpoint(c, 1000), IMP_E_ARG);
     assert_int_equal(imp_cat_compact(c), IMP_E_ARG);
     OK(imp_cat_commit(c));
     assert_true(size_of(dir, "catalogue.db-wal") > 0);
-    OK(imp_cat_checkpoint(c));
+    OK(imp_cat_checkpoint(c, 1000));
     assert_int_equal(size_of(dir, "catalogue.db-wal"), 0);
     OK(imp_cat_begin(c));
     for (uint32_t i = 0; i < 20000; i++) put_one_segment(c, i % N_SEGMENTS, i);

@@ -5,9 +5,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
+#include <sqlite3.h>
 
 #include "base/alloc.h"
 #include "base/rng.h"
@@ -133,6 +135,60 @@ static void smaller_after_a_restart(void **state)
     assert_int_equal(imp_world_commit(&w, tokens, TOKENS, 0, 0, NULL), 0);
     assert_int_equal(imp_store_flush(w.store), IMP_E_FULL);
     assert_int_equal(imp_world_check(&w, tokens, TOKENS, true), 0);
+    imp_world_close(&w);
+}
+
+/* What the catalogue's log takes beside `dir`'s other files. */
+static uint64_t log_bytes(const char *dir)
+{
+    struct stat st;
+    char path[512];
+    snprintf(path, sizeof path, "%s/catalogue.db-wal", dir);
+    return stat(path, &st) == 0 ? (uint64_t)st.st_size : 0;
+}
+
+/* Somebody reads the catalogue for long, so that its log can't be emptied. Nothing goes because of that: there is as much
+ * in the store as before, until the log is so large that nothing is added, and all goes on once the reader is done. */
+static void a_log_evicts_nothing(void **state)
+{
+    enum { LIMIT = 4 * MIB, LOG = LIMIT / 16, MOST = 400 };
+    imp_world w;
+    imp_store_opts opts;
+    sqlite3 *db;
+    char path[512];
+    int32_t tokens[TOKENS];
+    int rc = 0, n = 0;
+    imp_world_opts(&opts);
+    opts.limit_bytes = LIMIT;
+    assert_int_equal(imp_world_open(&w, *state, &opts, NULL), 0);
+    for (; n < MOST && stats_of(&w).evicted_nodes == 0; n++) {
+        add(&w, n);
+        assert_in_range(log_bytes(*state), 0, 2 * LOG); /* and what one change adds */
+    }
+    assert_true(stats_of(&w).evicted_nodes > 0);
+    size_t full = tokens_of(&w);
+
+    snprintf(path, sizeof path, "%s/catalogue.db", (char *)*state);
+    assert_int_equal(sqlite3_open_v2(path, &db, SQLITE_OPEN_READONLY, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(db, "BEGIN; SELECT count(*) FROM node", NULL, NULL, NULL), SQLITE_OK);
+    for (int i = 0; rc == 0 && i < MOST; i++, n++) {
+        sequence(tokens, TOKENS, 1000 * (n + 1));
+        assert_int_equal(imp_world_commit(&w, tokens, TOKENS, 0, 0, NULL), 0);
+        rc = imp_store_flush(w.store);
+        assert_in_range(tokens_of(&w), full - 4 * TOKENS, full + 4 * TOKENS);
+    }
+    assert_int_equal(rc, IMP_E_BUSY);
+    assert_in_range(log_bytes(*state), 4 * LOG, 6 * LOG);
+    assert_int_equal(sqlite3_exec(db, "COMMIT", NULL, NULL, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_close(db), SQLITE_OK);
+
+    sleep(1); /* within a second of a wait in vain there is none */
+    add(&w, n);
+    assert_int_equal(there(&w, n), TOKENS);
+    assert_in_range(log_bytes(*state), 0, 2 * LOG);
+    assert_in_range(tokens_of(&w), full - 4 * TOKENS, full + 4 * TOKENS);
+    assert_in_range(imp_world_du(*state), 0, LIMIT);
+    assert_int_equal(imp_world_verify(&w, false, true), 0);
     imp_world_close(&w);
 }
 
@@ -380,8 +436,8 @@ static void nothing_to_tell_by(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(smaller_after_a_restart), TEST(too_old),       TEST(refused_once),       TEST(shared_heads_outlive_floods),
-        TEST(floods_hit_their_own),    TEST(pinned_shares), TEST(nothing_to_tell_by),
+        TEST(smaller_after_a_restart), TEST(a_log_evicts_nothing), TEST(too_old),       TEST(refused_once),
+        TEST(shared_heads_outlive_floods), TEST(floods_hit_their_own), TEST(pinned_shares), TEST(nothing_to_tell_by),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

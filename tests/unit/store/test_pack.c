@@ -78,6 +78,7 @@ static imp_space *open_space(imp_store *s, bool ropes_known)
         .struct_bytes = sizeof desc,
         .model_name = "m",
         .engine = "test 1",
+        .weights = {1, 2},
         .type_k = IMP_TYPE_F16,
         .type_v = IMP_TYPE_F16,
         .n_layers = N_LAYERS,
@@ -513,7 +514,7 @@ static void raw_blocks(void **state)
         q32[t] = (float)imp_rng_unit(&rng);
     }
     imp_space *space;
-    imp_space_desc desc = {.struct_bytes = sizeof desc, .engine = "test 1", .type_k = IMP_TYPE_Q8_0,
+    imp_space_desc desc = {.struct_bytes = sizeof desc, .engine = "test 1", .weights = {1, 2}, .type_k = IMP_TYPE_Q8_0,
                            .type_v = IMP_TYPE_Q8_0, .n_layers = 1, .layers = &shape, .ropes = &rope};
     assert_int_equal(imp_space_open(s, &desc, &space), 0);
     imp_commit *c;
@@ -554,7 +555,7 @@ static void descriptions_refused(void **state)
     float own[16];
     imp_rope ropes[2] = {good, good};
     uint32_t heads[2] = {4, 2};
-    imp_space_desc desc = {.struct_bytes = sizeof desc, .engine = "test 1", .type_k = IMP_TYPE_F16,
+    imp_space_desc desc = {.struct_bytes = sizeof desc, .engine = "test 1", .weights = {1, 2}, .type_k = IMP_TYPE_F16,
                            .type_v = IMP_TYPE_F16, .n_layers = 2, .layers = layers, .ropes = ropes, .n_heads = heads};
     for (int i = 0; i < 16; i++) own[i] = 1.0f + (float)i;
     ropes[1].factors = own;

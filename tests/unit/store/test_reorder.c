@@ -193,13 +193,22 @@ static void shuffle(imp_rng *rng, uint32_t *v, uint32_t n)
     }
 }
 
-static void make_segment(const char *dir, const imp_seg_meta *m, imp_rng *rng)
+/* Sealed where $IMP_TEST_KEY_FILE is, as the other stores of these tests are then. */
+static void make_segment(const char *dir, imp_seg_meta *m, imp_rng *rng)
 {
     imp_seg_layout *l;
+    imp_key *key = NULL;
+    imp_cipher *cipher = NULL;
+    const char *key_file = getenv("IMP_TEST_KEY_FILE");
     char name[32];
+    if (key_file) {
+        assert_int_equal(imp_key_read(key_file, &key), 0);
+        assert_int_equal(imp_cipher_new(key, &cipher), 0);
+        m->sealed = true;
+    }
     assert_int_equal(imp_seg_layout_new(m, &l), 0);
     unsigned char *file = calloc(1, imp_seg_file_bytes(l));
-    uint64_t *sums = calloc(imp_seg_n_chunks(l), sizeof *sums);
+    uint64_t *sums = calloc(imp_seg_sums_length(l), sizeof *sums);
     uint32_t *map = calloc(m->n_tokens, sizeof *map);
     assert_true(file && sums && map);
     for (uint32_t i = 0; i < imp_seg_n_chunks(l); i++) {
@@ -212,9 +221,10 @@ static void make_segment(const char *dir, const imp_seg_meta *m, imp_rng *rng)
         } else {
             random_bytes(rng, file + c.offset, c.data_bytes);
         }
-        sums[i] = imp_seg_checksum(l, i, file + c.offset, c.n_bytes);
+        assert_int_equal(imp_seg_chunk_close(l, cipher, i, file + c.offset, c.n_bytes, sums), 0);
     }
     imp_seg_header_encode(l, sums, file);
+    if (key) assert_int_equal(imp_seg_header_seal(key, cipher, file, imp_seg_header_bytes(l)), 0);
     imp_seg_name(m->segment, name);
     FILE *f = fopen(imp_test_path(dir, name), "w");
     assert_non_null(f);
@@ -224,6 +234,8 @@ static void make_segment(const char *dir, const imp_seg_meta *m, imp_rng *rng)
     free(sums);
     free(file);
     imp_seg_layout_free(l);
+    imp_cipher_free(cipher);
+    imp_key_free(key);
 }
 
 enum { KIND_LAYERS = 2, KIND_MOST = 400 };

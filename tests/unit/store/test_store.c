@@ -865,7 +865,7 @@ static void fingerprints(void **state)
     imp_hash128 a, b;
     const char *path = imp_test_path(*state, "weights");
     assert_int_equal(imp_world_open(&w, imp_test_path(*state, "store"), NULL, NULL), 0);
-    assert_int_equal(imp_store_fingerprint(w.store, path, &a), IMP_E_IO);
+    assert_int_equal(imp_store_fingerprint(w.store, path, &a), IMP_E_NOTFOUND);
     assert_int_equal(imp_store_fingerprint(w.store, *state, &a), IMP_E_IO);
     assert_int_equal(imp_test_make_file(path, 5 << 20, 1), 0);
     struct timespec old[2] = {{1000, 0}, {1000, 0}};
@@ -890,8 +890,8 @@ static void spaces_differ(void **state)
     imp_layer_shape layers[2] = {{2, 32, 32}, {2, 32, 32}};
     unsigned char one = 1, two = 2;
     imp_field fields[2] = {{"rope", &one, 1}, {"lora", &two, 1}};
-    imp_space_desc base = {.struct_bytes = sizeof base, .engine = "e", .type_k = IMP_TYPE_F16, .type_v = IMP_TYPE_F16,
-                           .n_layers = 2, .layers = layers, .fields = fields, .n_fields = 2};
+    imp_space_desc base = {.struct_bytes = sizeof base, .engine = "e", .weights = {0, 1}, .type_k = IMP_TYPE_F16,
+                           .type_v = IMP_TYPE_F16, .n_layers = 2, .layers = layers, .fields = fields, .n_fields = 2};
     imp_store *store;
     imp_hash128 ids[12];
     int n = 0;
@@ -925,6 +925,12 @@ static void spaces_differ(void **state)
     base.n_layers = 0;
     assert_int_equal(imp_space_open(store, &base, &space), IMP_E_ARG);
     base.n_layers = 2;
+    base.layers = NULL;
+    assert_int_equal(imp_space_open(store, &base, &space), IMP_E_ARG);
+    base.layers = layers;
+    base.weights.hi = 0; /* forgotten: models would share KV */
+    assert_int_equal(imp_space_open(store, &base, &space), IMP_E_ARG);
+    base.weights.hi = 1;
     base.type_k = IMP_TYPE_Q8_0;
     layers[1].head_dim_k = 8;
     assert_int_equal(imp_space_open(store, &base, &space), IMP_E_ARG);
