@@ -9,13 +9,17 @@ A URL (http://127.0.0.1:8080) is of a server that runs already. A command is sta
 Each server gets the same requests, drawn from the seed: /v1/completions, streamed, at temperature 0. Every prefix is
 asked about once before the clock starts. Then each client asks one question after the other, about a prefix drawn by
 chance. When the time is up, some of the pairs of prefix and question are asked once more, alone and without a cache (in
-impress's words where the NAME begins with impress, else in llama-server's), and every answer to them must have been the
-same; and the speed of answers is measured with one stream and with several. Standard library only."""
+impress's words where the NAME begins with impress, else in llama-server's): a whole computation. An answer to them that was
+another one is wrong; of servers named by --partial, which load a part of a prefix by design, one is wrong that doesn't
+begin with the number that comes next, and the others that differ are counted apart. Then the speed of answers is measured
+with one stream and with several. Where a server has impress's metrics, what it says of the time to the first token goes
+into the JSON and to standard error. Standard library only."""
 import argparse
 import http.client
 import json
 import os
 import random
+import re
 import shlex
 import shutil
 import signal
@@ -36,9 +40,17 @@ def invented(n, seed):
     return " ".join("".join(r.choice(PARTS) for _ in range(r.randint(1, 3))) for _ in range(n))
 
 
+N_COUNTED = 7
+
+
 def count_from(start):
     """A question whose answer leaves no doubt, so that rounding can't change it."""
-    return "\n\nNumbers in order: " + ", ".join(str(start + i) for i in range(7)) + ","
+    return "\n\nNumbers in order: " + ", ".join(str(start + i) for i in range(N_COUNTED)) + ","
+
+
+def counts_on(text, start):
+    """Does it begin with the number that comes next?"""
+    return re.match(r"\s*%d(\D|$)" % (start + N_COUNTED), text) is not None
 
 
 def quantile(values, q):
@@ -49,6 +61,11 @@ def quantile(values, q):
     at = q * (len(v) - 1)
     low = int(at)
     return v[low] + (v[min(low + 1, len(v) - 1)] - v[low]) * (at - low)
+
+
+def end_properly():
+    """SIGTERM ends the servers that were started, too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
 
 class Failed(Exception):
@@ -122,6 +139,18 @@ class Server:
         except (OSError, AttributeError, StopIteration):
             return None
 
+    def parts(self):
+        """Sums and counts of impress's histograms of times, {name: (seconds, n)}; {} of other servers."""
+        try:
+            c = http.client.HTTPConnection(self.address, timeout=60)
+            c.request("GET", "/metrics")
+            page = c.getresponse().read().decode(errors="replace")
+            c.close()
+        except (OSError, http.client.HTTPException):
+            return {}
+        found = dict(re.findall(r"(?m)^impress_(\w+_seconds_(?:sum|count)) (\S+)$", page))
+        return {k[:-4]: (float(v), float(found.get(k[:-4] + "_count", 0))) for k, v in found.items() if k.endswith("_sum")}
+
     def stop(self):
         if self.process and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -189,7 +218,8 @@ class Load:
         self.o = o
         r = random.Random(o.seed)
         self.prefixes = [invented(r.randint(*o.words), o.seed * 1000 + i) for i in range(o.prefixes)]
-        self.questions = [count_from(10 * (i + 1)) for i in range(o.questions)]
+        self.starts = [10 * (i + 1) for i in range(o.questions)]
+        self.questions = [count_from(start) for start in self.starts]
 
     def prompt(self, pair):
         return self.prefixes[pair[0]] + self.questions[pair[1]]
@@ -226,14 +256,14 @@ def run_clients(server, load, o):
 
 
 def check_answers(server, load, o, results):
-    """How many answers were looked at, and those that differ from one that was asked for alone."""
-    answers = {}
+    """How many answers were looked at, those that are wrong, and how many others differ by design."""
+    answers, partial = {}, server.name in o.partial
     for pair, got in results:
         if isinstance(got, Answer):
             answers.setdefault(pair, []).append(got.text)
     pairs = sorted(answers)
     random.Random(o.seed).shuffle(pairs)
-    checked, wrong = 0, []
+    checked, wrong, differ = 0, [], 0
     for pair in pairs[:o.check] if o.check >= 0 else pairs:
         fields = {"impress": {"cache": "off"}} if server.name.startswith("impress") else {"cache_prompt": False}
         try:
@@ -241,8 +271,13 @@ def check_answers(server, load, o, results):
         except Failed as e:
             alone = "failed: %s" % e
         checked += len(answers[pair])
-        wrong += [dict(prefix=pair[0], question=pair[1], alone=alone, got=got) for got in answers[pair] if got != alone]
-    return checked, wrong
+        for got in answers[pair]:
+            by_design = partial and counts_on(got, load.starts[pair[1]])
+            if got != alone and by_design:
+                differ += 1
+            elif got != alone:
+                wrong.append(dict(prefix=pair[0], question=pair[1], alone=alone, got=got))
+    return checked, wrong, differ
 
 
 def decode_speed(server, o, n_streams, run):
@@ -272,23 +307,28 @@ def measure(what, load, o):
             first.append(server.ask(load.prompt((i, 0)), o.tokens))
         time.sleep(o.settle)
         print("%s: %d clients, %d s" % (server.name, o.clients, o.duration), file=sys.stderr)
+        before = server.parts()
         results, seconds = run_clients(server, load, o)
+        after = server.parts()
         good = [a for _, a in results if isinstance(a, Answer)]
         bad = [str(a) for _, a in results if not isinstance(a, Answer)]
         peak = server.peak_mib()
         print("%s: answers and speed" % server.name, file=sys.stderr)
-        checked, wrong = check_answers(server, load, o, results)
+        checked, wrong, differ = check_answers(server, load, o, results)
         decode = {n: [decode_speed(server, o, n, run) for run in range(o.runs)] for n in (1, o.streams)}
     except Failed as e:
         raise SystemExit("serve_load.py: %s: %s" % (server.name, e))
     finally:
         server.stop()
+    parts = {k: 1000 * (after[k][0] - s) / (after[k][1] - n) for k, (s, n) in before.items() if k in after and after[k][1] > n}
+    if parts:
+        print("%s: means [ms]: %s" % (server.name, ", ".join("%s %.1f" % (k[:-8], v) for k, v in parts.items())), file=sys.stderr)
     cached = [a.cached / a.prompt_tokens for a in good if a.cached is not None and a.prompt_tokens]
     ttft = [a.ttft for a in good]
     return {
         "server": server.name, "command": what.partition("=")[2], "seconds": seconds, "requests": len(results),
         "errors": len(bad), "first_errors": bad[:5], "answers_checked": checked, "answers_wrong": len(wrong),
-        "first_wrong": wrong[:5],
+        "answers_differ": differ if server.name in o.partial else None, "first_wrong": wrong[:5], "means_ms": parts,
         "prefix_tokens": [a.prompt_tokens for a in first], "cold_ttft_p50_s": quantile([a.ttft for a in first], 0.5),
         "ttft_p50_s": quantile(ttft, 0.5), "ttft_p90_s": quantile(ttft, 0.9), "ttft_p99_s": quantile(ttft, 0.99),
         "ttft_max_s": max(ttft, default=None), "tokens_per_s": sum(a.n_tokens for a in good) / seconds,
@@ -300,7 +340,8 @@ def measure(what, load, o):
 
 def table(results, o):
     rows = [("requests", "requests", "%d"), ("errors", "errors", "%d"), ("answers checked", "answers_checked", "%d"),
-            ("answers wrong", "answers_wrong", "%d"), ("prompt tokens cached, share", "cached_share", "%.3f"),
+            ("answers wrong", "answers_wrong", "%d"), ("others that differ, by design", "answers_differ", "%d"),
+            ("prompt tokens cached, share", "cached_share", "%.3f"),
             ("TTFT of a new prefix, p50 [s]", "cold_ttft_p50_s", "%.3f"), ("TTFT p50 [s]", "ttft_p50_s", "%.3f"),
             ("TTFT p90 [s]", "ttft_p90_s", "%.3f"), ("TTFT p99 [s]", "ttft_p99_s", "%.3f"),
             ("TTFT max [s]", "ttft_max_s", "%.3f"), ("tokens/s, all clients", "tokens_per_s", "%.1f"),
@@ -329,9 +370,14 @@ def main():
     p.add_argument("--streams", type=int, default=4, help="for the speed of answers, besides 1")
     p.add_argument("--decode-tokens", type=int, default=200)
     p.add_argument("--runs", type=int, default=5, help="of that speed; the median counts")
+    p.add_argument("--partial", action="append", default=[], metavar="NAME", help="a server that loads a part by design")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--json", metavar="FILE")
     o = p.parse_args()
+    unknown = set(o.partial) - {s.partition("=")[0] for s in o.servers}
+    if unknown:
+        p.error("--partial: no server is called " + ", ".join(sorted(unknown)))
+    end_properly()
     load = Load(o)
     results = [measure(what, load, o) for what in o.servers]
     print(table(results, o))

@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 
-from serve_load import Failed, Server, count_from, invented, quantile
+from serve_load import Failed, Server, count_from, end_properly, invented, quantile
 
 
 def measure(o, run):
@@ -52,6 +52,7 @@ def main():
     p.add_argument("--at-least", type=float, default=0, metavar="RATIO")
     p.add_argument("--json", metavar="FILE")
     o = p.parse_args()
+    end_properly()
     try:
         runs = [measure(o, i) for i in range(o.runs)]
     except Failed as e:
