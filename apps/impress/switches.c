@@ -42,6 +42,7 @@ static const struct row {
     [SWITCH_KEEP_FIRST] = {"keep-first", VALUE_COUNT, FOR_CHOOSING, {NULL}, "0 or more", 0, 1 << 30},
     [SWITCH_KEEP_LAST] = {"keep-last", VALUE_COUNT, FOR_CHOOSING, {NULL}, "0 or more", 0, 1 << 30},
     [SWITCH_QUERY_ROWS] = {"query-rows", VALUE_COUNT, FOR_CHOOSING, {NULL}, "at least 1", 1, 1 << 30},
+    [SWITCH_SKETCH_ROWS] = {"sketch-rows", VALUE_COUNT, FOR_SKETCH, {NULL}, "at least 1", 1, 1 << 30},
     [SWITCH_PROBE_HEADS] = {"probe-heads", VALUE_COUNT, FOR_PROBE, {NULL}, "at least 1", 1, 1 << 20},
     [SWITCH_PROBE_SPREAD] = {"probe-spread", VALUE_NAME, FOR_PROBE, {"no", "yes"}, NULL, 0, 0},
     [SWITCH_PROBE_ALPHA] = {"probe-alpha", VALUE_REAL, FOR_PROBE, {NULL}, "0 or more", 0, 1e6},
@@ -134,6 +135,7 @@ static void set(imp_load_opts *o, switch_id i, value v)
     case SWITCH_KEEP_FIRST: o->n_keep_first = v.number; break;
     case SWITCH_KEEP_LAST: o->n_keep_last = v.number; break;
     case SWITCH_QUERY_ROWS: o->max_query_rows = v.number; break;
+    case SWITCH_SKETCH_ROWS: o->max_sketch_rows = v.number; break;
     case SWITCH_PROBE_HEADS: o->n_probe_heads = v.number; break;
     case SWITCH_PROBE_SPREAD: o->probe_spread = v.number; break;
     case SWITCH_PROBE_ALPHA: o->probe_alpha = v.real > 0 ? v.real : least_threshold; break;
@@ -150,6 +152,7 @@ static void set(imp_load_opts *o, switch_id i, value v)
 static void fill_defaults(imp_load_opts *o)
 {
     if (!o->max_query_rows) o->max_query_rows = 32;
+    if (!o->max_sketch_rows) o->max_sketch_rows = 8;
     if (!o->n_probe_heads) o->n_probe_heads = 3;
     if (!(o->probe_alpha > 0)) o->probe_alpha = 0.6f;
     if (o->history_weight == 0) o->history_weight = 0.5f;
@@ -164,7 +167,8 @@ const char *switch_value(const app_system *s, switch_id i, char buf[32])
         [SWITCH_IDENTIFY] = w->identify, [SWITCH_ORDER] = w->order, [SWITCH_REST] = w->rest,
         [SWITCH_CHUNK] = w->chunk_tokens, [SWITCH_CACHE] = w->cache, [SWITCH_PREFETCH] = w->prefetch,
         [SWITCH_KEEP_FIRST] = o->n_keep_first, [SWITCH_KEEP_LAST] = o->n_keep_last,
-        [SWITCH_QUERY_ROWS] = o->max_query_rows, [SWITCH_PROBE_HEADS] = o->n_probe_heads,
+        [SWITCH_QUERY_ROWS] = o->max_query_rows, [SWITCH_SKETCH_ROWS] = o->max_sketch_rows,
+        [SWITCH_PROBE_HEADS] = o->n_probe_heads,
         [SWITCH_PROBE_SPREAD] = o->probe_spread, [SWITCH_PERIOD] = o->period, [SWITCH_RANK] = o->rank,
     };
     double real = i == SWITCH_PROBE_ALPHA        ? (double)o->probe_alpha

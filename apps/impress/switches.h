@@ -23,6 +23,7 @@ typedef enum switch_id {
     SWITCH_KEEP_FIRST,
     SWITCH_KEEP_LAST,
     SWITCH_QUERY_ROWS,
+    SWITCH_SKETCH_ROWS,
     SWITCH_PROBE_HEADS,
     SWITCH_PROBE_SPREAD,
     SWITCH_PROBE_ALPHA,
@@ -112,6 +113,8 @@ const char *switch_rest_name(imp_rest rest);
     SWITCH_OPT(base, at, SWITCH_KEEP_LAST, "keep-last", "N", "always load the last N tokens (default: 0)"),            \
     SWITCH_OPT(base, at, SWITCH_QUERY_ROWS, "query-rows", "N",                                                         \
                "score by the last N tokens of the query (default: 32)"),                                               \
+    SWITCH_OPT(base, at, SWITCH_SKETCH_ROWS, "sketch-rows", "N",                                                       \
+               "sketch: N of these, spread evenly, choose what is read\n(default: 8)"),                                \
     SWITCH_OPT(base, at, SWITCH_PROBE_HEADS, "probe-heads", "N", "probe: so many query heads (default: 3)"),           \
     {"probe-spread", 0, OPT_YES, SWITCH_AT(base, at, SWITCH_PROBE_SPREAD), NULL,                                       \
      "probe: heads that use different KV heads, not the first ones", false},                                           \

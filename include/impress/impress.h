@@ -462,6 +462,7 @@ typedef struct imp_load_opts {
                               hold this share of the attention, mean over the layers, as far as what earlier requests
                               found tells (docs/systems.md). `retention` is then the most. 0: `retention` says it */
     float least_retention; /* with `mass`: no fewer than this share of the tokens; 0: 0.05 */
+    uint32_t max_sketch_rows; /* SKETCH: of the rows that score, at most so many, spread evenly, score the sketches; 0: 8 */
 } imp_load_opts;
 
 /* Fill in the defaults (everything, in order of layers, as system `as`, with the store's cache policy) for a caller

@@ -59,6 +59,7 @@ typedef struct wave {
     const imp_kernels *kernels;
     const imp_query *query;
     const imp_keys *keys;
+    const imp_key_maker *maker; /* NULL: keys lie in runs */
     size_t head_bytes, row_bytes;
     size_t n_blocks, n_panels;
     size_t n_tiles;
@@ -144,22 +145,13 @@ static void pack_queries(const wave *w, const tile *tl, size_t first_row)
     }
 }
 
-/* Step 1. */
-static void score_part(size_t part, void *user)
+/* Dot products with the keys of a block, which lie in runs; k: [KEY_FLOATS]. */
+static void dots_of_runs(const wave *w, const tile *tl, size_t block, const float *q, float *k, float *out)
 {
-    const wave *w = user;
     const imp_scorer *s = w->s;
-    size_t block = part / w->n_tiles;
-    const tile *tl = &w->tiles[part % w->n_tiles];
-    size_t dim = w->keys->head_dim, n_tokens = block_tokens(w->keys, block);
-    size_t head_offset = tl->kv_head * w->head_bytes;
-    size_t at = block * w->n_panels + tl->panel;
-    float *out = s->blocks + at * IMP_BLOCK * IMP_PANEL;
-    const float *q = s->q + tl->panel * dim * IMP_PANEL;
-    void (*widen)(const void *src, float *dst, size_t n) = w->kernels->widen[w->keys->type];
-
-    _Alignas(64) float k[KEY_FLOATS];
+    size_t dim = w->keys->head_dim, n_tokens = block_tokens(w->keys, block), head_offset = tl->kv_head * w->head_bytes;
     size_t room = KEY_FLOATS / dim, run = s->starts[block].run, row = s->starts[block].row, n_wide = 0, done = 0;
+    void (*widen)(const void *src, float *dst, size_t n) = w->kernels->widen[w->keys->type];
     while (done + n_wide < n_tokens) {
         const imp_key_run *r = &w->keys->runs[run];
         if (row == r->n_tokens) {
@@ -177,6 +169,27 @@ static void score_part(size_t part, void *user)
             n_wide = 0;
         }
     }
+}
+
+/* Step 1. */
+static void score_part(size_t part, void *user)
+{
+    const wave *w = user;
+    const imp_scorer *s = w->s;
+    size_t block = part / w->n_tiles;
+    const tile *tl = &w->tiles[part % w->n_tiles];
+    size_t dim = w->keys->head_dim, n_tokens = block_tokens(w->keys, block);
+    size_t at = block * w->n_panels + tl->panel;
+    float *out = s->blocks + at * IMP_BLOCK * IMP_PANEL;
+    const float *q = s->q + tl->panel * dim * IMP_PANEL;
+    _Alignas(64) float k[KEY_FLOATS];
+    size_t room = KEY_FLOATS / dim;
+    for (size_t n, done = 0; w->maker && done < n_tokens; done += n) {
+        n = n_tokens - done < room ? n_tokens - done : room;
+        w->maker->make(w->maker->user, tl->kv_head, block * IMP_BLOCK + done, n, k);
+        w->kernels->dots(q, tl->n_panels, k, n, dim, done, out);
+    }
+    if (!w->maker) dots_of_runs(w, tl, block, q, k, out);
     w->kernels->softmax(out, tl->n_panels, n_tokens, w->query->softcap, s->max + at * IMP_PANEL,
                         s->sum + at * IMP_PANEL);
 }
@@ -244,7 +257,8 @@ static void run_wave(wave *w, size_t first_row)
 
 /* ------------------------------------------------------------------------------------------------------ entry ---- */
 
-static int check(const imp_scorer *s, const imp_query *query, size_t n_rows, const imp_keys *keys)
+static int check(const imp_scorer *s, const imp_query *query, size_t n_rows, const imp_keys *keys,
+                 const imp_key_maker *maker)
 {
     if (keys->n_kv_heads == 0 || query->n_heads == 0 || query->n_heads % keys->n_kv_heads != 0) {
         return imp_fail(IMP_E_ARG, "%u heads over %u KV heads", query->n_heads, keys->n_kv_heads);
@@ -258,6 +272,7 @@ static int check(const imp_scorer *s, const imp_query *query, size_t n_rows, con
     if ((unsigned)keys->type > IMP_TYPE_Q8_0 || imp_type_bytes(keys->type, keys->head_dim) == 0) {
         return imp_fail(IMP_E_UNSUPPORTED, "keys of type %d with head size %u", (int)keys->type, keys->head_dim);
     }
+    if (maker) return 0;
     size_t left = keys->n_tokens;
     for (size_t i = 0; i < keys->n_runs; i++) {
         if (keys->runs[i].n_tokens > left) {
@@ -287,20 +302,20 @@ static void find_blocks(imp_scorer *s, const imp_keys *keys)
     }
 }
 
-int imp_score_h2o(imp_scorer *s, const imp_query *query, size_t max_rows, const imp_keys *keys, float *scores,
-                  float *per_kv_head)
+static int score(imp_scorer *s, const imp_query *query, size_t max_rows, const imp_keys *keys,
+                 const imp_key_maker *maker, float *scores, float *per_kv_head)
 {
     size_t n_rows = query->n_rows < max_rows ? query->n_rows : max_rows;
-    int rc = check(s, query, n_rows, keys);
+    int rc = check(s, query, n_rows, keys, maker);
     if (rc < 0) return rc;
     if (keys->n_tokens == 0) return 0;
 
     memset(scores, 0, keys->n_tokens * sizeof *scores);
     if (per_kv_head) memset(per_kv_head, 0, keys->n_kv_heads * keys->n_tokens * sizeof *per_kv_head);
-    find_blocks(s, keys);
+    if (!maker) find_blocks(s, keys);
 
     wave w = {
-        .s = s, .kernels = imp_kernels_now(), .query = query, .keys = keys,
+        .s = s, .kernels = imp_kernels_now(), .query = query, .keys = keys, .maker = maker,
         .head_bytes = imp_type_bytes(keys->type, keys->head_dim),
         .n_blocks = (keys->n_tokens + IMP_BLOCK - 1) / IMP_BLOCK,
         .scores = scores, .per_kv_head = per_kv_head,
@@ -320,4 +335,18 @@ int imp_score_h2o(imp_scorer *s, const imp_query *query, size_t max_rows, const 
     }
     run_wave(&w, first_row);
     return 0;
+}
+
+int imp_score_h2o(imp_scorer *s, const imp_query *query, size_t max_rows, const imp_keys *keys, float *scores,
+                  float *per_kv_head)
+{
+    return score(s, query, max_rows, keys, NULL, scores, per_kv_head);
+}
+
+int imp_score_made(imp_scorer *s, const imp_query *query, size_t max_rows, const imp_key_maker *maker, float *scores,
+                   float *per_kv_head)
+{
+    const imp_keys shape = {.type = IMP_TYPE_F32, .n_kv_heads = maker->n_kv_heads, .head_dim = maker->head_dim,
+                            .n_tokens = maker->n_tokens};
+    return score(s, query, max_rows, &shape, maker, scores, per_kv_head);
 }

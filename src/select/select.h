@@ -43,6 +43,18 @@ void imp_scorer_free(imp_scorer *s);
 int imp_score_h2o(imp_scorer *s, const imp_query *query, size_t max_rows, const imp_keys *keys, float *scores,
                   float *per_kv_head);
 
+/* The same over keys that are made when they are needed, as floats: those of tokens [first, first + n) and one KV head,
+ * keys[n][head_dim]. Several threads call it at once. */
+typedef struct imp_key_maker {
+    void (*make)(void *user, uint32_t kv_head, size_t first, size_t n, float *keys);
+    void *user;
+    uint32_t n_kv_heads, head_dim;
+    size_t n_tokens;
+} imp_key_maker;
+
+int imp_score_made(imp_scorer *s, const imp_query *query, size_t max_rows, const imp_key_maker *maker, float *scores,
+                   float *per_kv_head);
+
 /* The k largest of scores[n] as rising indices in out[k]; equal scores: the lower index wins. NaN counts as lowest.
  * Tokens below `keep_first` and from n - keep_last on come first (sinks, recent). `mass` (may be NULL): the share of the
  * sum that the chosen hold. Scratch: [n] floats. */

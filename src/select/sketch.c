@@ -18,7 +18,6 @@ enum {
     VERSION = 1,
     HEADER_BYTES = 16,
     TILE = 8,            /* tokens rebuilt at once: 32 KiB of stack for the largest heads */
-    PART_TOKENS = 64,    /* of one part of a pool's work */
     SAMPLE_TOKENS = 512, /* that steps are measured on */
     N_DISTANCES = 64     /* positions that queries are turned back from */
 };
@@ -598,54 +597,60 @@ static void unpack(const head *hd, const unsigned char *codes, float *out)
     for (uint32_t i = 0; i < hd->n2; i += 4) memcpy(out + i, fours[*codes++], sizeof fours[0]);
 }
 
+/* Keys of one KV head, `row` floats from one token to the next. */
+static void rebuild_head(const imp_basis *b, uint32_t h, const unsigned char *codes, size_t n_tokens,
+                         size_t first_position, const imp_rope_table *rope, float *keys, size_t row)
+{
+    const size_t dim = b->head_dim, head_bytes = b->n_bits / 8, token_bytes = imp_sketch_token_bytes(b);
+    const head *hd = &b->heads[h];
+    const size_t n_codes = hd->n4 + hd->n2;
+    _Alignas(64) float values[TILE * MAX_DIM], tile[TILE * MAX_DIM];
+    codes += h * head_bytes;
+    for (size_t i = 0, n; i < n_tokens; i += n, codes += n * token_bytes, keys += n * row) {
+        bool whole = b->columns == dim; /* or what the product pads would run into the next row */
+        float *out = whole ? keys : tile;
+        const size_t stride = whole ? row : b->columns;
+        n = n_tokens - i < TILE ? n_tokens - i : TILE;
+        for (size_t t = 0; t < n; t++) unpack(hd, codes + t * token_bytes, values + t * n_codes);
+        imp_multiply(values, n_codes, n, hd->decode, b->columns, n_codes, b->columns, hd->start, out, stride);
+        if (rope) imp_rope_apply(rope, first_position + i, out, stride, n);
+        for (size_t t = 0; !whole && t < n; t++) memcpy(keys + t * row, tile + t * stride, dim * sizeof *keys);
+    }
+}
+
 void imp_sketch_rebuild(const imp_basis *b, const void *codes, size_t n_tokens, size_t first_position,
                         const imp_rope_table *rope, float *keys)
 {
-    const size_t dim = b->head_dim, head_bytes = b->n_bits / 8, token_bytes = imp_sketch_token_bytes(b);
-    const size_t row = b->n_kv_heads * dim;
-    _Alignas(64) float values[TILE * MAX_DIM], tile[TILE * MAX_DIM];
-    for (size_t i = 0, n; i < n_tokens; i += n) {
-        n = n_tokens - i < TILE ? n_tokens - i : TILE;
-        for (uint32_t h = 0; h < b->n_kv_heads; h++) {
-            const head *hd = &b->heads[h];
-            const size_t n_codes = hd->n4 + hd->n2;
-            const unsigned char *in = (const unsigned char *)codes + i * token_bytes + h * head_bytes;
-            for (size_t t = 0; t < n; t++) unpack(hd, in + t * token_bytes, values + t * n_codes);
-            imp_multiply(values, n_codes, n, hd->decode, b->columns, n_codes, b->columns, hd->start, tile, b->columns);
-            if (rope) imp_rope_apply(rope, first_position + i, tile, b->columns, n);
-            for (size_t t = 0; t < n; t++) {
-                memcpy(keys + (i + t) * row + h * dim, tile + t * b->columns, dim * sizeof *keys);
-            }
-        }
-    }
+    const size_t dim = b->head_dim, row = b->n_kv_heads * dim;
+    for (uint32_t h = 0; h < b->n_kv_heads; h++)
+        rebuild_head(b, h, codes, n_tokens, first_position, rope, keys + h * dim, row);
 }
 
 /* ------------------------------------------------------------------------------------------------------ score ---- */
 
 typedef struct rebuilding {
     const imp_sketch_run *runs;
-    size_t n_tokens, first_position, row;
+    size_t first_position;
     const imp_rope_table *rope;
-    float *keys;
 } rebuilding;
 
-static void rebuild_part(size_t part, void *user)
+/* imp_key_maker: they are scored while they are in the nearest cache, and never all in memory. */
+static void make_keys(void *user, uint32_t kv_head, size_t first, size_t n, float *keys)
 {
     const rebuilding *r = user;
-    size_t at = part * PART_TOKENS, end = at + PART_TOKENS < r->n_tokens ? at + PART_TOKENS : r->n_tokens;
-    size_t run_start = 0;
+    size_t run_start = 0, at = first, end = first + n;
     for (const imp_sketch_run *run = r->runs; at < end; run_start += run++->n_tokens) {
         if (at >= run_start + run->n_tokens) continue;
-        size_t skip = at - run_start, n = run->n_tokens - skip < end - at ? run->n_tokens - skip : end - at;
-        imp_sketch_rebuild(run->basis, (const char *)run->codes + skip * imp_sketch_token_bytes(run->basis), n,
-                           r->first_position + at, r->rope, r->keys + at * r->row);
-        at += n;
+        const size_t skip = at - run_start, count = run->n_tokens - skip < end - at ? run->n_tokens - skip : end - at;
+        const unsigned char *codes = (const unsigned char *)run->codes + skip * imp_sketch_token_bytes(run->basis);
+        rebuild_head(run->basis, kv_head, codes, count, r->first_position + at, r->rope,
+                     keys + (at - first) * run->basis->head_dim, run->basis->head_dim);
+        at += count;
     }
 }
 
 int imp_sketch_score(imp_scorer *s, const imp_sketch_run *runs, size_t n_runs, size_t first_position,
-                     const imp_rope_table *rope, const imp_query *query, size_t max_rows, imp_pool *pool, float *keys,
-                     float *scores, float *per_kv_head)
+                     const imp_rope_table *rope, const imp_query *query, size_t max_rows, float *scores, float *per_kv_head)
 {
     if (n_runs == 0) return imp_fail(IMP_E_ARG, "no sketch to score");
     const imp_basis *b = runs[0].basis;
@@ -660,10 +665,8 @@ int imp_sketch_score(imp_scorer *s, const imp_sketch_run *runs, size_t n_runs, s
                  !imp_rope_table_covers(rope, first_position, n_tokens))) {
         return imp_fail(IMP_E_ARG, "RoPE tables of another head size, or of other positions");
     }
-    rebuilding r = {runs, n_tokens, first_position, (size_t)b->n_kv_heads * b->head_dim, rope, keys};
-    imp_pool_run(pool, (n_tokens + PART_TOKENS - 1) / PART_TOKENS, rebuild_part, &r);
-    const imp_key_run run = {keys, n_tokens};
-    const imp_keys rebuilt = {.type = IMP_TYPE_F32, .n_kv_heads = b->n_kv_heads, .head_dim = b->head_dim,
-                              .runs = &run, .n_runs = 1, .n_tokens = n_tokens};
-    return imp_score_h2o(s, query, max_rows, &rebuilt, scores, per_kv_head);
+    rebuilding r = {runs, first_position, rope};
+    const imp_key_maker maker = {.make = make_keys, .user = &r, .n_kv_heads = b->n_kv_heads, .head_dim = b->head_dim,
+                                 .n_tokens = n_tokens};
+    return imp_score_made(s, query, max_rows, &maker, scores, per_kv_head);
 }

@@ -37,7 +37,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/pool.h"
 #include "impress/impress.h"
 #include "select/rope.h"
 #include "select/select.h"
@@ -92,10 +91,9 @@ typedef struct imp_sketch_run {
     size_t n_tokens;
 } imp_sketch_run;
 
-/* imp_score_h2o() over the keys that the runs stand for, the first token at position first_position.
- * `keys` is scratch: [n_tokens][n_kv_heads][head_dim] floats. The pool may be NULL. */
+/* imp_score_made() over the keys that the runs stand for, the first token at position first_position. */
 int imp_sketch_score(imp_scorer *s, const imp_sketch_run *runs, size_t n_runs, size_t first_position,
-                     const imp_rope_table *rope, const imp_query *query, size_t max_rows, imp_pool *pool, float *keys,
-                     float *scores, float *per_kv_head);
+                     const imp_rope_table *rope, const imp_query *query, size_t max_rows, float *scores,
+                     float *per_kv_head);
 
 #endif

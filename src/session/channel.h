@@ -29,7 +29,7 @@ struct imp_channel {
     imp_scorer *scorer;
     size_t max_tokens, max_rows; /* what the scorer is made for */
     uint32_t max_heads, max_head_dim;
-    unsigned char *wide;     /* all keys of a layer, widened or rebuilt */
+    unsigned char *wide;     /* keys of a layer, widened */
     size_t wide_bytes;
     imp_chooser *chooser;
     size_t max_choose, max_pages;

@@ -201,6 +201,19 @@ static int refine(imp_load *load, imp_slot *s, uint32_t layer, const imp_query *
     return 0;
 }
 
+/* Of the rows that score, at most `most`, the last of them and others at even distances before it. */
+static imp_query sample_rows(const imp_query *query, size_t n_rows, size_t most)
+{
+    imp_query out = *query;
+    if (n_rows > query->n_rows) n_rows = query->n_rows;
+    if (n_rows == 0) return out;
+    size_t step = (n_rows + most - 1) / most;
+    out.n_rows = (n_rows + step - 1) / step;
+    out.q += (query->n_rows - 1 - (out.n_rows - 1) * step) * query->row_stride;
+    out.row_stride *= step;
+    return out;
+}
+
 static int by_sketch(imp_load *load, imp_slot *s, uint32_t layer, const imp_query *query)
 {
     const imp_load_opts *o = &load->opts;
@@ -209,10 +222,10 @@ static int by_sketch(imp_load *load, imp_slot *s, uint32_t layer, const imp_quer
     if (rc < 0) return rc;
 
     uint64_t start = imp_now_ns();
+    const imp_query some = sample_rows(query, o->max_query_rows, o->max_sketch_rows);
     const imp_rope_table *turns = load->ropes[layer] ? imp_ropes_table(load->ropes[layer]) : NULL;
-    rc = imp_sketch_score(load->channel->scorer, load->sketch_runs, load->plan.n_spans, 0, turns, query,
-                          o->max_query_rows, load->channel->pool, (float *)(void *)load->channel->wide, load->scores,
-                          NULL);
+    rc = imp_sketch_score(load->channel->scorer, load->sketch_runs, load->plan.n_spans, 0, turns, &some,
+                          some.n_rows, load->scores, NULL);
     if (rc < 0) return rc;
     imp_normalise(load->scores, n, load->scores);
     const float *scores = blended(load, layer);

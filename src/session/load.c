@@ -12,7 +12,7 @@
 #include "session/costs.h"
 #include "session/load.h"
 
-enum { DEFAULT_QUERY_ROWS = 32, DEFAULT_PROBE_HEADS = 3, DEFAULT_PERIOD = 4, LEAST_PROBE_HEADS = 16 };
+enum { DEFAULT_QUERY_ROWS = 32, DEFAULT_SKETCH_ROWS = 8, DEFAULT_PROBE_HEADS = 3, DEFAULT_PERIOD = 4, LEAST_PROBE_HEADS = 16 };
 
 static const float default_least_retention = 0.05f;
 
@@ -68,6 +68,7 @@ static int check_opts(imp_load_opts *o)
                         (double)o->mass, (double)o->least_retention);
     if (!(o->least_retention > 0)) o->least_retention = default_least_retention;
     if (!o->max_query_rows) o->max_query_rows = DEFAULT_QUERY_ROWS;
+    if (!o->max_sketch_rows) o->max_sketch_rows = DEFAULT_SKETCH_ROWS;
     if (!o->n_probe_heads) o->n_probe_heads = DEFAULT_PROBE_HEADS;
     if (!(o->probe_alpha > 0)) o->probe_alpha = 0.6f;
     if (!(o->history_weight < 0) && !(o->history_weight > 0)) o->history_weight = imp_blend_default().weight;
@@ -267,18 +268,15 @@ static int take_scratch(imp_load *load)
     return 0;
 }
 
-/* Room for the keys of a layer: widened ones, or those rebuilt from a sketch. */
+/* Room for the widened keys of a layer. */
 static size_t wide_bytes(const imp_load *load)
 {
     size_t row = 0;
     bool rounded = false;
     for (size_t i = 0; i < load->plan.n_spans; i++) rounded |= load->plan.spans[i].scales != IMP_PLAN_NONE;
     for (uint32_t l = 0; l < load->n_layers; l++) {
-        size_t engine = imp_load_key_bytes(load, l), n = 0;
-        size_t floats = (size_t)load->layers[l].n_kv_heads * load->layers[l].head_dim_k * sizeof(float);
-        if (load->how[l] == IMP_HOW_SKETCH) n = floats;
-        if (load->how[l] != IMP_HOW_ALL && load->how[l] != IMP_HOW_KNOWN && rounded && engine > n) n = engine;
-        if (n > row) row = n;
+        size_t n = imp_load_key_bytes(load, l);
+        if (load->how[l] != IMP_HOW_ALL && load->how[l] != IMP_HOW_KNOWN && rounded && n > row) row = n;
     }
     return row * load->plan.n_tokens;
 }

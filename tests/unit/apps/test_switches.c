@@ -49,7 +49,7 @@ static void test_names(void **unused)
     (void)unused;
     assert_string_equal(make("impress+bytes=0.375", NULL).name, "impress+bytes=.375");
     assert_string_equal(make("impress+bytes=.375+order=token", NULL).name, "impress+order=token+bytes=.375");
-    assert_string_equal(make("impress+order=core+history-weight=0.5+query-rows=32", NULL).name, "impress");
+    assert_string_equal(make("impress+order=core+history-weight=0.5+query-rows=32+sketch-rows=8", NULL).name, "impress");
     assert_string_equal(make("impress+rest=f16", NULL).name, "impress");
     assert_string_equal(make("impress-paper+probe-spread", NULL).name, "impress-paper+probe-spread=yes");
 

@@ -404,8 +404,7 @@ static void pieces(void **state)
         float *keys = test_alloc(n * row * sizeof *keys), *scores = test_alloc(n * sizeof *scores);
         float *want = test_alloc(n * sizeof *want);
         const imp_sketch_run runs[] = {{b, whole, cut}, {other, rest, 0}, {other, rest, n - cut}};
-        assert_int_equal(imp_sketch_score(s, runs, 3, l.first, l.rope, &l.query, 16, round % 2 ? pool : NULL, keys,
-                                          scores, NULL), 0);
+        assert_int_equal(imp_sketch_score(s, runs, 3, l.first, l.rope, &l.query, 16, scores, NULL), 0);
         imp_sketch_rebuild(b, whole, cut, l.first, l.rope, keys);
         imp_sketch_rebuild(other, rest, n - cut, l.first + cut, l.rope, keys + cut * row);
         const imp_key_run run = {keys, n};
@@ -557,13 +556,13 @@ static void bad_calls(void **state)
     q.n_heads = 3;
     assert_int_equal(imp_basis_learn(&l.rows, &q, 8, t, 16, &other), IMP_E_ARG);
     imp_scorer *s;
-    float keys[30 * 32], scores[30];
+    float scores[30];
     assert_int_equal(imp_scorer_new(30, 32, l.n_heads, 16, NULL, &s), 0);
     assert_int_equal(imp_sketch_encode(b, &l.rows, t, codes), 0);
     const imp_sketch_run run = {b, codes, 30};
-    assert_int_equal(imp_sketch_score(s, &run, 0, l.first, t, &l.query, 8, NULL, keys, scores, NULL), IMP_E_ARG);
-    assert_int_equal(imp_sketch_score(s, &run, 1, l.first + 1, t, &l.query, 8, NULL, keys, scores, NULL), IMP_E_ARG);
-    assert_int_equal(imp_sketch_score(s, &run, 1, l.first, t, &l.query, 8, NULL, keys, scores, NULL), 0);
+    assert_int_equal(imp_sketch_score(s, &run, 0, l.first, t, &l.query, 8, scores, NULL), IMP_E_ARG);
+    assert_int_equal(imp_sketch_score(s, &run, 1, l.first + 1, t, &l.query, 8, scores, NULL), IMP_E_ARG);
+    assert_int_equal(imp_sketch_score(s, &run, 1, l.first, t, &l.query, 8, scores, NULL), 0);
     imp_scorer_free(s);
     imp_basis_free(b);
     imp_basis_free(NULL);

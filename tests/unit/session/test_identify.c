@@ -282,6 +282,24 @@ static unsigned char *committed_keys(const twin *w, uint32_t l)
     return rows;
 }
 
+/* Of the rows that score those that score sketches, copied: the last one, and back from there in the smallest steps that
+ * make them few enough. */
+static imp_query some_rows(const twin *w, const imp_query *q, float *memory)
+{
+    size_t n = q->n_rows < w->o.max_query_rows ? q->n_rows : w->o.max_query_rows, step = 1, n_out = 0;
+    while ((n + step - 1) / step > w->o.max_sketch_rows) step++;
+    imp_query out = *q;
+    out.q = memory;
+    out.head_stride = q->head_stride;
+    out.row_stride = q->n_heads * q->head_stride;
+    for (size_t i = q->n_rows - n; i < q->n_rows; i++) {
+        if ((q->n_rows - 1 - i) % step == 0)
+            memcpy(memory + n_out++ * out.row_stride, q->q + i * q->row_stride, out.row_stride * sizeof *memory);
+    }
+    out.n_rows = n_out;
+    return out;
+}
+
 /* Sketches made anew of the committed rows, and keys rebuilt from them. */
 static void sketch_scores(const twin *w, uint32_t l, const imp_query *q, float *scores)
 {
@@ -302,7 +320,10 @@ static void sketch_scores(const twin *w, uint32_t l, const imp_query *q, float *
         imp_sketch_rebuild(b, codes, n, at, rope, rebuilt + at * elements);
         at += n;
     }
-    score(u, l, q, w->o.max_query_rows, IMP_TYPE_F32, rebuilt, w->n, -1, 0, scores);
+    float *memory = malloc(q->n_rows * q->n_heads * q->head_stride * sizeof *memory);
+    imp_query some = some_rows(w, q, memory);
+    score(u, l, &some, some.n_rows, IMP_TYPE_F32, rebuilt, w->n, -1, 0, scores);
+    free(memory);
     imp_rope_table_free(rope);
     free(codes);
     free(rows);
@@ -672,6 +693,7 @@ static void check_load(imp_rng *r, util_world *w, imp_lease *lease, const int32_
 {
     twin t = {.w = w, .lease = lease, .tokens = tokens, .o = *opts, .n = lease->n_tokens};
     if (!t.o.max_query_rows) t.o.max_query_rows = 32;
+    if (!t.o.max_sketch_rows) t.o.max_sketch_rows = 8;
     if (!t.o.n_probe_heads) t.o.n_probe_heads = 3;
     if (!(t.o.probe_alpha > 0)) t.o.probe_alpha = 0.6f;
     if (!(t.o.history_weight > 0) && !(t.o.history_weight < 0)) t.o.history_weight = 0.5f;
@@ -768,6 +790,7 @@ static imp_load_opts make_opts(imp_rng *r, const util_world *w)
     o.n_keep_last = (uint32_t)imp_rng_below(r, 6);
     o.max_query_rows = (uint32_t)imp_rng_below(r, 20);
     if (imp_rng_below(r, 8) == 0) o.max_query_rows = UINT32_MAX;
+    if (imp_rng_below(r, 2)) o.max_sketch_rows = (uint32_t)imp_rng_below(r, 40);
     o.n_probe_heads = (uint32_t)imp_rng_below(r, 6);
     if (imp_rng_below(r, 8) == 0) o.n_probe_heads = 1000;
     o.probe_spread = (unsigned)imp_rng_below(r, 2);
