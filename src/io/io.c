@@ -299,6 +299,7 @@ uint64_t imp_io_bytes_written(const imp_io *io)
  * order never to wait. */
 static int open_regular(int at, const char *last, bool direct, struct stat *st, int *out)
 {
+    if (direct && imp_io_denied(IMP_IO_DENY_DIRECT_OPEN)) return EINVAL;
     int fd = openat(at, last, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | (direct ? O_DIRECT : 0));
     if (fd < 0) return errno;
     int err = 0, flags;
@@ -382,9 +383,12 @@ int imp_io_read_failed(const imp_io_file *f, uint64_t offset, size_t n_bytes, in
         return imp_fail(IMP_E_IO, "%s/%s ends before byte %llu", f->io->dir, f->name,
                         (unsigned long long)(offset + n_bytes));
     }
-    int rc = imp_fail_errno(err, "%s/%s: reading %zu bytes at %llu", f->io->dir, f->name, n_bytes,
-                            (unsigned long long)offset);
-    return err == EINVAL ? IMP_E_ARG : rc;
+    if (err == IMP_IO_MISALIGNED) {
+        return imp_fail(IMP_E_ARG, "%s/%s: a read of %zu bytes at %llu isn't aligned to %u", f->io->dir, f->name, n_bytes,
+                        (unsigned long long)offset, (unsigned)f->io->alignment);
+    }
+    return imp_fail_errno(err, "%s/%s: reading %zu bytes at %llu", f->io->dir, f->name, n_bytes,
+                          (unsigned long long)offset);
 }
 
 bool imp_io_misaligned(const imp_io_file *f, uint64_t offset, const void *buf, size_t n_bytes)
@@ -464,7 +468,7 @@ int imp_io_pread_now(imp_io_file *f, uint64_t offset, void *buf, size_t n_bytes)
 
 int imp_io_read(imp_io_file *f, uint64_t offset, void *buf, size_t n_bytes)
 {
-    if (imp_io_misaligned(f, offset, buf, n_bytes)) return imp_io_read_failed(f, offset, n_bytes, EINVAL);
+    if (imp_io_misaligned(f, offset, buf, n_bytes)) return imp_io_read_failed(f, offset, n_bytes, IMP_IO_MISALIGNED);
     int err = imp_io_pread_all(f, offset, buf, n_bytes);
     return err ? imp_io_read_failed(f, offset, n_bytes, err) : 0;
 }

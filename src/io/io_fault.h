@@ -65,6 +65,7 @@ void imp_io_fault_clear(void);
 #define IMP_IO_DENY_ALIGN_512 4u /* O_DIRECT below 4096 */
 #define IMP_IO_DENY_REGISTER 8u  /* registering buffers: ENOMEM, as RLIMIT_MEMLOCK makes it */
 #define IMP_IO_DENY_ENTER 16u    /* io_uring_enter with reads to submit: EIO, at any time */
+#define IMP_IO_DENY_DIRECT_OPEN 32u /* a file that is opened with O_DIRECT: EINVAL, at any time */
 void imp_io_fault_deny(unsigned what);
 
 typedef struct imp_io_event {

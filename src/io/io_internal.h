@@ -61,8 +61,8 @@ struct imp_io_file {
     char name[];
 };
 
-/* Results of a read beside 0 and errnos: the file ended early; there is more to read. */
-enum { IMP_IO_EOF = -1, IMP_IO_MORE = -2 };
+/* Results of a read beside 0 and errnos: the file ended early; there is more to read; it wasn't aligned. */
+enum { IMP_IO_EOF = -1, IMP_IO_MORE = -2, IMP_IO_MISALIGNED = -3 };
 
 /* A piece is what one system call is asked for: Linux moves 2 GiB less a page at most. Retries in a row that move
  * nothing end at some point, so that a device which answers EAGAIN for ever is an error and no endless loop. */
@@ -71,7 +71,8 @@ enum { IMP_IO_MAX_PIECE = 1 << 30, IMP_IO_MAX_STALLS = 1000 };
 /* Reads that come back in part go on at a multiple of this (of the alignment, with O_DIRECT). */
 enum { IMP_IO_BLOCK = 512 };
 
-/* Set the last error for a failed read and return its status. `err`: an errno or IMP_IO_EOF. */
+/* Set the last error for a failed read and return its status. `err`: an errno, IMP_IO_EOF, or
+ * IMP_IO_MISALIGNED: the caller's mistake, where an EINVAL is the device's. */
 int imp_io_read_failed(const imp_io_file *file, uint64_t offset, size_t n_bytes, int err);
 bool imp_io_misaligned(const imp_io_file *file, uint64_t offset, const void *buf, size_t n_bytes);
 /* One piece of a read of n_bytes at `offset` came back with `result` (bytes or a negative errno), `*done` were there
@@ -123,7 +124,7 @@ struct imp_io_queue {
     size_t arena_bytes;
 };
 
-/* A way reports the end of a read: 0, an errno or IMP_IO_EOF. */
+/* A way reports the end of a read: 0, an errno, IMP_IO_EOF or IMP_IO_MISALIGNED. */
 void imp_io_op_done(imp_io_queue *q, imp_io_op *op, int err);
 void imp_io_op_dropped(imp_io_queue *q, imp_io_op *op);
 /* Or that it must be started again, ahead of all that waits. */

@@ -163,7 +163,7 @@ static void pass_on(imp_io_queue *q)
         if (op->n_bytes == 0) {
             imp_io_op_done(q, op, 0);
         } else if (imp_io_misaligned(op->file, op->offset, op->buf, op->n_bytes)) {
-            imp_io_op_done(q, op, EINVAL);
+            imp_io_op_done(q, op, IMP_IO_MISALIGNED);
         } else if (!q->way->start(q, op)) {
             imp_io_op_again(q, op);
             break;

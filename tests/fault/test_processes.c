@@ -1,7 +1,8 @@
 /* Several processes on one store at once, under one limit: two that store and ask, one in a space of its own, one that
  * verifies, one that collects, one that reorders, and some that are killed at their work. Nobody gets a wrong row,
- * verify finds nothing, `du` never shows more than the limit and what is on its way, and a killed one holds nobody up: all
- * others come to their end. IMP_PROCESS_ROUNDS: how many prompts each of the storing ones stores (60). */
+ * verify finds nothing, `du` never shows more than the limit and what is on its way, no more goes than has to, and a
+ * killed one holds nobody up: all others come to their end. IMP_PROCESS_ROUNDS: how many prompts each of the storing
+ * ones stores (45). */
 #include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -25,9 +26,9 @@ enum {
     MAX_TOKENS = 220,
     LIMIT = 4 << 20,
     /* Files whose change is made and that aren't unlinked yet, of each process, and what killed ones leave until the next
-     * opening; and the catalogue's log, which grows while others read. With a limit of its own for each of the storing
-     * ones it would be more: three times the limit. */
-    ON_THEIR_WAY = 6 << 20,
+     * opening: 200 KiB and less each. The catalogue's log: 256 KiB are its share of the limit, four times that while
+     * somebody reads, and the catalogue itself when it is compacted. Mostly it is less than 256 KiB. */
+    ON_THEIR_WAY = 3 << 20,
     N_WRITERS = 3,
     N_OTHERS = 3,
     N_KILLED = 4
@@ -196,7 +197,7 @@ static void quiet(imp_log_level level, const char *line, void *user)
 static void share_a_store_and_its_limit(void **state)
 {
     const char *text = getenv("IMP_PROCESS_ROUNDS");
-    int n_rounds = text && *text ? atoi(text) : 60, fds[2], n_running = N_WRITERS, n_killed = 0;
+    int n_rounds = text && *text ? atoi(text) : 45, fds[2], n_running = N_WRITERS, n_killed = 0;
     uint64_t most = 0;
     imp_rng rng;
     pid_t writers[N_WRITERS], others[N_OTHERS], victim = -1;
@@ -262,7 +263,8 @@ static void share_a_store_and_its_limit(void **state)
     assert_int_equal(imp_store_gc(w.store, NULL), 0);
     assert_int_equal(imp_store_stats(w.store, &st), 0);
     assert_in_range(st.n_spaces, 1, 2); /* the last to store may have displaced the other space */
-    assert_in_range(imp_world_du(dir), 0, LIMIT);
+    /* Was it full, then what is left of it is more than what evicting twice for the same room would leave. */
+    assert_in_range(imp_world_du(dir), most > LIMIT ? LIMIT / 2 : 0, LIMIT);
     imp_world_close(&w);
 }
 

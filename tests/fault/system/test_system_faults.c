@@ -183,7 +183,7 @@ static void every_call(void **state)
         {PRELOAD_SYNC, EIO, false},     {PRELOAD_SYNC, ENOSPC, false},    {PRELOAD_TRUNCATE, EIO, false},
         {PRELOAD_TRUNCATE, ENOSPC, true}, {PRELOAD_RENAME, EIO, false},   {PRELOAD_UNLINK, EIO, false},
         {PRELOAD_UNLINK, EROFS, true},  {PRELOAD_MAP, ENOMEM, false},     {PRELOAD_ALL, EIO, true},
-        {PRELOAD_OPEN, EINVAL, false},
+        {PRELOAD_OPEN, EINVAL, false},  {PRELOAD_READ, EINVAL, false},    {PRELOAD_MAP, EIO, true},
     };
     const char *text = getenv("IMP_FAULTS");
     bool all = text && strcmp(text, "all") == 0;

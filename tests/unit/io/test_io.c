@@ -184,6 +184,41 @@ static void test_open(void **state)
     imp_io_free(io);
 }
 
+/* A file that refuses O_DIRECT where the directory takes it, as on a mount of another kind: it is read through the page
+ * cache, at any offset. */
+static void test_open_refused(void **state)
+{
+    (void)state;
+    imp_io *io = new_io(0, 0);
+    bool direct = io->direct;
+    io->direct = true; /* also where these tests run on a file system without */
+    imp_io_fault_deny(m->deny | IMP_IO_DENY_DIRECT_OPEN);
+    imp_io_file *f = open_file(io, "segments/a");
+    imp_io_fault_deny(m->deny);
+    unsigned char *buf = imp_aligned(4096, 8192);
+    assert_non_null(buf);
+    assert_int_equal(imp_io_read(f, 0, buf, 4096), 0);
+    assert_true(imp_test_filled(buf, 4096, seed, 0));
+    assert_int_equal(imp_io_read(f, 17, buf + 1, 4096), 0);
+    assert_true(imp_test_filled(buf + 1, 4096, seed, 17));
+    imp_io_queue *q;
+    assert_int_equal(imp_io_queue_new(io, 4, 65536, &q), 0);
+    imp_io_op op = {.file = f, .offset = 4096, .buf = buf, .n_bytes = 8192};
+    imp_io_submit(q, &op);
+    imp_io_wait(q, &op);
+    assert_int_equal(op.status, 0);
+    assert_true(imp_test_filled(buf, 8192, seed, 4096));
+    imp_io_queue_free(q);
+    imp_io_close(f);
+    imp_free(buf);
+    io->direct = direct;
+    /* All other files are still read past it. */
+    f = open_file(io, "segments/a");
+    assert_int_equal(f->direct, direct);
+    imp_io_close(f);
+    imp_io_free(io);
+}
+
 static void test_read(void **state)
 {
     (void)state;
@@ -676,6 +711,7 @@ static void test_read_faults(void **state)
     assert_int_equal(hits, 1);
     assert_int_equal(run_with("read:1:ENOMEM", IMP_E_NOMEM, &hits), 1);
     assert_int_equal(run_with("read:2:EACCES", IMP_E_PERM, &hits), 1);
+    assert_int_equal(run_with("read:2:EINVAL", IMP_E_IO, &hits), 1); /* the device's, not a caller's mistake */
     assert_int_equal(run_with("read:20:short:0", IMP_E_IO, &hits), 1); /* the file has ended, it seems */
     assert_int_equal(run_with("read:4:EINTR", 0, &hits), 0);
     assert_int_equal(run_with("read:4:EAGAIN", 0, &hits), 0);
@@ -1088,7 +1124,7 @@ int main(void)
         IN_DIR(test_queue),       IN_DIR(test_queue_arguments), IN_DIR(test_grow),           IN_DIR(test_cancel),
         IN_DIR(test_handover),    IN_DIR(test_parallel),        IN_DIR(test_limit_schedule), IN_DIR(test_limit),
         IN_DIR(test_read_faults), IN_DIR(test_broken_ring),     IN_DIR(test_fallbacks),      IN_DIR(test_no_memory),
-        IN_DIR(test_proc_io),
+        IN_DIR(test_proc_io),     IN_DIR(test_open_refused),
     };
     /* Writing is the same with io_uring and without, and waits for the disk: only with threads. */
     const struct CMUnitTest writing[] = {
