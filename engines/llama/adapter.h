@@ -334,6 +334,11 @@ struct imp_llama {
     llama_token_data *candidates; /* [n_vocab], for the sampler */
 };
 
+/* Take over what a caller gave, whose header may be older or newer, and check it: `out` is as this library has it, and
+ * so is what lies within it. IMP_E_ARG; IMP_E_UNSUPPORTED. (params.c) */
+int lc_request_take(const imp_llama_request *given, imp_llama_request *out);
+int lc_params_take(const imp_llama_params *given, imp_llama_params *out);
+
 uint64_t lc_now_ns(void);
 /* One line to the log. */
 void lc_say(imp_log_level level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));

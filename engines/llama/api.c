@@ -39,28 +39,6 @@ int lc_error(int status, const char *fmt, ...)
 
 /* ---- opening and closing */
 
-void imp_llama_params_init(imp_llama_params *params)
-{
-    *params = (imp_llama_params){.struct_bytes = sizeof *params};
-    imp_llama_request_init(&params->request);
-}
-
-void imp_llama_request_init(imp_llama_request *request)
-{
-    *request = (imp_llama_request){.store_new = true};
-    imp_load_opts_init(&request->load);
-}
-
-static int check_request(const imp_llama_request *r)
-{
-    int rc = imp_load_opts_check(&r->load);
-    if (rc < 0) return rc;
-    if (r->load.retention < 1 && r->load.switches.identify == IMP_IDENTIFY_NONE && !r->recompute) {
-        return lc_error(IMP_E_ARG, "retention %g needs an identification", r->load.retention);
-    }
-    return 0;
-}
-
 static int copy_params(imp_llama *ctx, const imp_llama_params *params)
 {
     ctx->store = params->store;
@@ -138,13 +116,14 @@ int imp_llama_init(struct llama_model *model, struct llama_context_params cp, co
 {
     if (out) *out = NULL;
     if (!model || !params || !out) return lc_error(IMP_E_ARG, "imp_llama_init: no model, params or out");
-    if (params->struct_bytes != sizeof *params) return lc_error(IMP_E_ARG, "imp_llama_init: params of another version");
+    imp_llama_params own;
+    int rc = lc_params_take(params, &own);
+    if (rc < 0) return rc;
+    params = &own;
     if (cp.cb_eval) return lc_error(IMP_E_ARG, "imp_llama_init: cb_eval is in use");
     if (params->store && (!params->model_files || params->n_model_files == 0)) {
         return lc_error(IMP_E_ARG, "imp_llama_init: no model_files, whose bytes name the space");
     }
-    int rc = check_request(&params->request);
-    if (rc < 0) return rc;
 
     imp_llama *ctx = calloc(1, sizeof *ctx);
     if (!ctx) return lc_error(IMP_E_NOMEM, "no memory for a context");
@@ -219,9 +198,11 @@ static uint32_t kv_heads_of(const imp_llama *ctx, uint32_t n, uint32_t *of)
 const char *imp_llama_note(imp_llama *ctx, const imp_llama_request *request)
 {
     enum { PAPER_PROBE_HEADS = 3 };
-    const imp_load_opts *o = &request->load;
+    imp_llama_request r;
+    if (lc_request_take(request, &r) < 0) return "";
+    const imp_load_opts *o = &r.load;
     bool asks_part = o->switches.identify != IMP_IDENTIFY_NONE && (o->retention < 1 || o->mass > 0);
-    if (!ctx->space || request->recompute || !asks_part) return "";
+    if (!ctx->space || r.recompute || !asks_part) return "";
     if (ctx->fit != IMP_LLAMA_FIT_FULL) {
         snprintf(ctx->note, sizeof ctx->note, "prefixes are loaded whole: %s", ctx->why);
         return ctx->note;
@@ -250,8 +231,9 @@ static bool is_seq(const imp_llama *ctx, llama_seq_id seq) { return seq >= 0 && 
 int imp_llama_set_request(imp_llama *ctx, llama_seq_id seq, const imp_llama_request *request)
 {
     if (!is_seq(ctx, seq)) return lc_error(IMP_E_ARG, "no sequence %d", seq);
-    int rc = check_request(request);
-    if (!rc && ctx->space) ctx->seqs[seq].request = *request;
+    imp_llama_request r;
+    int rc = lc_request_take(request, &r);
+    if (!rc && ctx->space) ctx->seqs[seq].request = r;
     return rc;
 }
 

@@ -22,7 +22,8 @@
  *
  * Errors: as in impress.h; the mirrors return what llama.cpp's do. Pointers may be NULL only where that is said.
  *
- * Versions: when a struct of this header changes, libimpress_llama's soname does; imp_load_opts is part of two of them.
+ * Versions: as in impress.h. imp_llama_params and imp_llama_request grow at their end; what is within them has a size of
+ * its own, and room to grow in, so that nothing behind it moves.
  */
 #ifndef IMPRESS_LLAMA_H
 #define IMPRESS_LLAMA_H
@@ -41,36 +42,56 @@ typedef struct imp_llama imp_llama;
 
 /* How a request uses the store. */
 typedef struct imp_llama_request {
+    size_t struct_bytes;     /* set by imp_llama_request_init() */
     bool recompute;          /* use nothing that is stored (system `recomp`) */
-    imp_load_opts load;      /* imp_load_opts_init(), imp_system_preset(); retention below 1 takes an identification */
-    size_t max_match;        /* at most so many tokens from the start are taken from the store; 0: no bound */
     bool store_new;          /* store what is computed over exact KV */
     bool store_derived;      /* and what isn't, marked as derived */
     bool use_derived;        /* derived entries will do */
     bool adaptive;           /* load in part only where that looks quickest, else whole, and compute what is stored where
                                 that looks quicker than loading it (docs/llama.md). Goes by what passes of this context
                                 and loads of its store took; until one was timed, as without it */
+    size_t max_match;        /* at most so many tokens from the start are taken from the store; 0: no bound */
+    union {
+        imp_load_opts load;  /* as imp_load_opts_init() leaves it, with imp_system_preset(); retention below 1 takes an
+                                identification */
+        unsigned char load_room[256];
+    };
 } imp_llama_request;
 
 typedef struct imp_llama_params {
-    size_t struct_bytes;               /* set by imp_llama_params_init(); no other will do (IMP_E_ARG) */
+    size_t struct_bytes;               /* set by imp_llama_params_init() */
     imp_store *store;                  /* NULL: plain llama.cpp. Must outlive the context */
     const char *const *model_files;    /* the GGUF files of `model`, [n_model_files]: their bytes name the space. They
                                           are read in imp_llama_init(): a program must see to it that they weren't
                                           replaced since the model was loaded from them (stat before, compare after) */
     size_t n_model_files;
     const char *salt;                  /* tenant; NULL: "" */
-    imp_llama_request request;         /* default of every sequence */
+    union {
+        imp_llama_request request;     /* of every sequence, until imp_llama_set_request() */
+        unsigned char request_room[512];
+    };
     uint32_t min_query_tokens;         /* tokens that are computed at least under a partial load; 0: 16 */
     bool widen_query;                  /* compute the last tokens of the prefix anew, up to 64 with the query, where
                                           that looks quicker: on a CPU attention is slow, and adds up in half precision,
                                           for fewer tokens than that at once */
 } imp_llama_params;
 
-void imp_llama_params_init(imp_llama_params *params);
+/* Fill in the defaults for a caller whose struct has so many bytes, but for what is within it. */
+void imp_llama_request_fill(imp_llama_request *request, size_t struct_bytes);
+void imp_llama_params_fill(imp_llama_params *params, size_t struct_bytes);
 
-/* The default request: everything is loaded, what is new is stored. */
-void imp_llama_request_init(imp_llama_request *request);
+/* All of the defaults: everything is loaded, what is new is stored. */
+static inline void imp_llama_request_init(imp_llama_request *request)
+{
+    imp_llama_request_fill(request, sizeof *request);
+    imp_load_opts_init(&request->load);
+}
+
+static inline void imp_llama_params_init(imp_llama_params *params)
+{
+    imp_llama_params_fill(params, sizeof *params);
+    imp_llama_request_init(&params->request);
+}
 
 /* Make a context. `cp` as for llama_init_from_model(); flash attention is switched on where it is left to `auto`, and
  * cp.cb_eval must be NULL. Runs a self-check of some 30 tokens; if it fails the context works without loading parts, or
