@@ -105,6 +105,8 @@ int imp_store_calibrate(imp_store *store, imp_read_costs *out)
     imp_kept_line kept;
     imp_error_keep(&kept);
     int rc = imp_session_of(store, &session);
+    if (rc == 0 && imp_store_options(store)->flags & IMP_STORE_READONLY)
+        rc = imp_fail(IMP_E_PERM, "a store that is open to read only keeps no times of reads");
     if (rc == 0 && imp_store_options(store)->io_mode == IMP_IO_VIRTUAL)
         rc = imp_fail(IMP_E_UNSUPPORTED, "reads of a simulation can't be timed");
     if (rc == 0) rc = imp_store_largest(store, LEAST_BYTES, &path);
@@ -122,7 +124,9 @@ int imp_store_get_read_costs(imp_store *store, imp_read_costs *out)
     imp_session *session;
     if (out) *out = (imp_read_costs){0};
     if (!store || !out) return imp_fail(IMP_E_ARG, "imp_store_get_read_costs: store or result missing");
+    imp_kept_line kept;
+    imp_error_keep(&kept);
     int rc = imp_session_of(store, &session);
     if (rc == 0) imp_session_costs(session, out);
-    return rc;
+    return imp_error_back(&kept, rc);
 }

@@ -83,6 +83,8 @@ int imp_load_estimate(imp_lease *lease, const imp_load_opts *opts, imp_load_gues
     imp_plan plan;
     if (out) *out = (imp_load_guess){0};
     if (!lease || !out) return imp_fail(IMP_E_ARG, "imp_load_estimate: lease or result missing");
+    imp_kept_line kept;
+    imp_error_keep(&kept);
     int rc = imp_load_opts_fix(opts, lease->store, &o);
     if (rc == 0) rc = imp_session_of(lease->store, &session);
     if (rc == 0) rc = imp_plan_new(lease->path.spans, lease->path.n_spans, lease->n_tokens, &plan);
@@ -108,7 +110,7 @@ int imp_load_estimate(imp_lease *lease, const imp_load_opts *opts, imp_load_gues
     out->bytes_read = (uint64_t)(all * share * (1 - from_tiers));
     out->n_reads = (uint64_t)((double)out->bytes_read / read_bytes);
     out->read_ns = (uint64_t)(imp_session_pace(session) * imp_costs_ns(&costs, cap, out->n_reads, out->bytes_read));
-    return 0;
+    return imp_error_back(&kept, 0);
 }
 
 void imp_estimate_learn(imp_load *load, uint64_t now_ns)

@@ -138,8 +138,18 @@ static void test_calibrate(void **state)
     imp_store_opts_init(&w.opts);
     util_start(&w);
     imp_read_costs costs, again;
+    imp_set_error(IMP_E_IO, "a line");
+    assert_int_equal(imp_store_get_read_costs(w.store, &costs), 0); /* they weren't measured: no failure */
+    assert_string_equal(imp_last_error(), "a line");
     assert_int_equal(imp_store_calibrate(w.store, &costs), IMP_E_NOTFOUND); /* nothing to read */
     assert_int_equal(imp_store_calibrate(NULL, &costs), IMP_E_ARG);
+    util_close(&w);
+    w.opts.flags = IMP_STORE_READONLY;
+    assert_int_equal(imp_store_open(w.dir, &w.opts, &w.store), 0);
+    assert_int_equal(imp_store_calibrate(w.store, NULL), IMP_E_PERM);
+    util_close(&w);
+    w.opts.flags = 0;
+    util_open(&w);
     assert_int_equal(imp_store_get_read_costs(w.store, NULL), IMP_E_ARG);
     imp_rng r;
     imp_rng_seed(&r, imp_test_seed());
@@ -209,7 +219,9 @@ static void test_estimate(void **state)
     some.switches.identify = IMP_IDENTIFY_RANDOM;
     some.retention = 0.1;
     imp_load_guess g;
+    imp_set_error(IMP_E_IO, "a line");
     assert_int_equal(imp_load_estimate(lease, &all, &g), 0);
+    assert_string_equal(imp_last_error(), "a line");
     assert_int_equal(g.n_tokens, LONG);
     assert_int_equal(g.bytes_held, 0);
     check_near(g.bytes_read, info.bytes_full, 0.02);
