@@ -1,5 +1,5 @@
-/* params.c: structs of callers whose header may be older or newer than this library, as base/opts.h takes them; and what
- * lies within them, which has a size of its own and room to grow in. */
+/* params.c: structs of callers whose header may be older or newer than this library, as base/opts.h takes them; and
+ * what lies within them, which has a size of its own and room to grow in. */
 #include <stddef.h>
 #include <string.h>
 

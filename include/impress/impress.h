@@ -1,8 +1,8 @@
 /* impress.h: the store of prefix KV, for any engine.
  *
  * Impress keeps the keys and values (KV) of prompt prefixes on disk and in memory, and brings back for each request
- * only the tokens that matter for it. This header is the whole contract of the library; `examples/engine.c` is a
- * complete small engine that uses nothing else.
+ * only the tokens that matter for it. This header is the whole contract of the library, for C11 and C++11 and later;
+ * `examples/engine.c` is a complete small engine that uses nothing else.
  *
  *     imp_store  one directory, shared by threads and processes
  *       imp_space  one model with one set of settings: KV is shared only inside a space
@@ -32,9 +32,11 @@
  *     imp_commit_finish(commit);                                   // packed and written by a thread of the store
  *
  * Errors. Calls return 0 or a negative imp_status. imp_last_error() then holds one line that says what and where, for
- * the calling thread. A cache may not make a request fail: after any failure of acquire, load or commit the engine
- * computes what it wanted to load, and the answer is right. NULL is IMP_E_ARG where nothing else is said; calls without
- * a status then do nothing, or return 0.
+ * the calling thread. Besides the codes named at a call any may return IMP_E_ARG and IMP_E_NOMEM, and one that reads or
+ * changes the store's directory IMP_E_IO, IMP_E_PERM, IMP_E_FULL, or IMP_E_BUSY (another process holds the catalogue).
+ * A handle that such a call should have made is NULL. A NULL given is IMP_E_ARG where nothing else is said; calls
+ * without a status then do nothing, or return 0. A cache may not make a request fail: after any failure of acquire,
+ * load or commit the engine computes what it wanted to load, and the answer is right.
  *
  * Threads. imp_store and imp_space: any thread at any time. imp_load and imp_commit: one thread at a time each. A lease
  * may have several loads, each in a thread of its own; trim and release it in one thread at a time, and not during a
@@ -45,8 +47,10 @@
  * lease be released before its loads end: it is given up with the last of them.
  *
  * Versions. Structs with `struct_bytes` grow at their end, and callers compiled with a shorter or a longer one are
- * served (IMP_E_UNSUPPORTED where a longer one sets what this version doesn't know). They must be zero where nothing is
- * set, as the calls that fill in defaults leave them. When any other struct changes, the library's soname does.
+ * served (IMP_E_UNSUPPORTED where a longer one sets what this version doesn't know; IMP_E_ARG where the size can't be
+ * one: it wasn't set). They must be zero where nothing is set, padding too, as the calls that fill in defaults leave
+ * them; where there is no such call, clear the whole and set the size. When any other struct changes, the library's
+ * soname does.
  *
  * Source of the methods: "IMPRESS: An Importance-Informed Multi-Tier Prefix KV Storage System for Large Language Model
  * Inference", FAST '25 (called "the paper" below), and H2O (Zhang et al., NeurIPS 2023) for the importance score.
@@ -79,7 +83,7 @@ typedef enum imp_status {
     IMP_E_VERSION = -5,  /* the store was written by a newer or unknown format */
     IMP_E_FULL = -6,     /* no room: the size limit, the disk, or an entry larger than the limit */
     IMP_E_BUSY = -7,     /* too much waits to be written, or another process holds what is needed; nothing changed */
-    IMP_E_NOTFOUND = -8, /* no such node, segment or file */
+    IMP_E_NOTFOUND = -8, /* no such store, node, segment or file */
     IMP_E_STALE = -9,    /* the tokens that a commit builds on aren't in the store, or not any more */
     IMP_E_UNSUPPORTED = -10, /* a switch, type or shape that this build or model can't do */
     IMP_E_PERM = -11     /* the directory or a file in it may not be used by this user */
@@ -239,7 +243,8 @@ typedef struct imp_store_opts {
                                     opening on, or never. NULL: not encrypted. Not read with IMP_STORE_MEMORY */
 } imp_store_opts;
 
-/* Fill in the defaults for a caller whose imp_store_opts has so many bytes. */
+/* Fill in the defaults for a caller whose imp_store_opts has so many bytes: all zero, which stands for what is said
+ * above, but for `cache` (IMP_CACHE_LRU). So KV is kept raw, in the prompt's order, and there are no tiers. */
 void imp_store_opts_fill(imp_store_opts *opts, size_t struct_bytes);
 static inline void imp_store_opts_init(imp_store_opts *opts) { imp_store_opts_fill(opts, sizeof *opts); }
 
@@ -250,12 +255,13 @@ void imp_store_opts_switches(imp_store_opts *opts, const imp_switches *switches)
 
 /* Open the store in directory `dir`, making it (mode 0700, but no parents) if need be, and recover it: leftovers of
  * killed processes are removed, a lost or damaged catalogue is rebuilt from the segments. `opts` NULL: all defaults.
- * Returns 0, or with `*out` = NULL: IMP_E_PERM, IMP_E_IO (`dir` is a file, say), IMP_E_VERSION, IMP_E_FULL,
- * IMP_E_NOMEM, IMP_E_NOTFOUND (IMP_STORE_MUST_EXIST or READONLY), IMP_E_UNSUPPORTED (an io_mode that can't be had; `dir`
- * lies on a network's file system, where locks don't hold, and IMPRESS_ANY_FS isn't 1 in the environment),
- * IMP_E_ARG (an option out of range; `dir` holds other files); the directory is as it was.
+ * Returns 0, or with `*out` = NULL: IMP_E_PERM, IMP_E_IO (`dir` is a file, or its parent is missing), IMP_E_VERSION,
+ * IMP_E_FULL, IMP_E_NOMEM, IMP_E_NOTFOUND (IMP_STORE_MUST_EXIST or READONLY), IMP_E_UNSUPPORTED (an io_mode that can't
+ * be had; `dir` lies on a network's file system, where locks don't hold, and IMPRESS_ANY_FS isn't 1 in the
+ * environment), IMP_E_ARG (an option out of range; `dir` holds other files); the directory is as it was.
  * Of encrypted stores: IMP_E_PERM without the key, with another one, or with one that others may read, IMP_E_ARG with a
- * key for a store that isn't encrypted or a file that holds none, IMP_E_UNSUPPORTED in a build that can't encrypt.
+ * key for a store that isn't encrypted or a file that holds none, IMP_E_NOTFOUND without such a file, IMP_E_UNSUPPORTED
+ * in a build that can't encrypt.
  * With IMP_STORE_READONLY commits store nothing (begin returns 0 and NULL), and what changes a store (remove, pin, gc,
  * reorder, repair) is IMP_E_PERM.
  * Owner: the caller, until imp_store_close(). Threads: any. Several processes may have one store open. */
@@ -275,7 +281,7 @@ typedef struct imp_hash128 {
 } imp_hash128;
 
 /* XXH3-128 of the bytes of file `path`, taken from the catalogue when device, inode, size, mtime and ctime are those of
- * an earlier call. IMP_E_IO when it can't be read. */
+ * an earlier call. IMP_E_NOTFOUND; IMP_E_IO where it can't be read, or changes meanwhile. */
 int imp_store_fingerprint(imp_store *store, const char *path, imp_hash128 *out);
 
 typedef struct imp_stats {
@@ -360,10 +366,10 @@ typedef struct imp_rope {
 /* Everything that must be equal before KV may be shared. All of it is hashed, each part with its length, but for the
  * last two: what they say must follow from what is hashed. */
 typedef struct imp_space_desc {
-    size_t struct_bytes;            /* sizeof(imp_space_desc) */
+    size_t struct_bytes;            /* sizeof(imp_space_desc); the rest is 0 where nothing is set */
     const char *model_name;         /* for people; not hashed */
     const char *engine;             /* "llama.cpp" and the version of its KV: bytes of another engine never match */
-    imp_hash128 weights;            /* imp_store_fingerprint() of the weights */
+    imp_hash128 weights;            /* imp_store_fingerprint() of the weights, or another hash of them; not 0 */
     imp_type type_k, type_v;
     uint32_t n_layers;              /* 1..1024 */
     const imp_layer_shape *layers;  /* [n_layers] */
@@ -382,7 +388,7 @@ void imp_space_close(imp_space *space);
 /* Bytes of one token's rows over all layers, as the engine keeps them. */
 size_t imp_space_token_bytes(const imp_space *space);
 
-/* The space's id as imp_store_list() shows it, 32 hex digits. */
+/* The space's id as imp_store_list() shows it, 32 hex digits: so a tenant's nodes are found, to be removed say. */
 void imp_space_id(const imp_space *space, char out[33]);
 
 /* ------------------------------------------------------------------------------------------------------ lease ---- */
@@ -390,7 +396,8 @@ void imp_space_id(const imp_space *space, char out[33]);
 typedef struct imp_lease imp_lease;
 
 /* KV computed over a partial or rounded load will do as well. Without it what is matched was computed over exact KV; it
- * may still be kept rounded: see info.rounded. */
+ * may still be kept rounded: see info.rounded. A store that keeps rows rounded (imp_rest) takes what a conversation's
+ * later turns add as derived: without this flag only the first turn is matched. */
 #define IMP_ACQUIRE_DERIVED 1u
 
 typedef struct imp_prefix_info {
@@ -403,7 +410,7 @@ typedef struct imp_prefix_info {
 } imp_prefix_info;
 
 /* Pin the longest stored prefix of `tokens` and describe it in `*info`. At most n_tokens - 1 tokens are matched, so
- * that at least one is computed. Matching is by token, not by chunk.
+ * that at least one is computed. Matching is by token, not by chunk; a token may be any int32_t.
  * Returns 0 (a match of length zero is a normal answer, with `*out` = NULL) or a negative code, with `*info` zeroed and
  * nothing pinned. Owner: the caller, until imp_lease_release(). */
 int imp_prefix_acquire(imp_space *space, const int32_t *tokens, size_t n_tokens, unsigned flags, imp_lease **out,
@@ -462,7 +469,8 @@ typedef struct imp_load_opts {
                               hold this share of the attention, mean over the layers, as far as what earlier requests
                               found tells (docs/systems.md). `retention` is then the most. 0: `retention` says it */
     float least_retention; /* with `mass`: no fewer than this share of the tokens; 0: 0.05 */
-    uint32_t max_sketch_rows; /* SKETCH: of the rows that score, at most so many, spread evenly, score the sketches; 0: 8 */
+    uint32_t max_sketch_rows; /* SKETCH: of the rows that score, at most so many, spread evenly, score the sketches;
+                                 0: 8 */
 } imp_load_opts;
 
 /* Fill in the defaults (everything, in order of layers, as system `as`, with the store's cache policy) for a caller
@@ -481,8 +489,8 @@ int imp_load_opts_check(const imp_load_opts *opts);
  * sketches, a ranking) is no error: see n_fallback, and IMP_RANK_PREFILL. */
 int imp_load_begin(imp_lease *lease, const imp_load_opts *opts, imp_load **out);
 
-/* Tokens each layer gets: k = ceil(retention x n), of the n that the lease covers, or with `mass` as few as do; all n with
- * IMP_IDENTIFY_NONE. */
+/* Tokens each layer gets: k = ceil(retention x n), of the n that the lease covers, or with `mass` as few as do; all n
+ * with IMP_IDENTIFY_NONE. The same for all passes. */
 size_t imp_load_count(const imp_load *load);
 
 /* What a load would take, before it begins: a guess, by the chunks that tiers hold, by what the store's disk costs
@@ -500,8 +508,8 @@ int imp_load_estimate(imp_lease *lease, const imp_load_opts *opts, imp_load_gues
 
 /* The new tokens' queries in one layer, after RoPE and whatever else the engine does before the dot product. */
 typedef struct imp_query {
-    const float *q;         /* element (row r, head h, dim d) at q[r * row_stride + h * head_stride + d]; with values
-                               that aren't finite the choice is arbitrary, of k positions still */
+    const float *q;         /* element (row r, head h, dim d of head_dim_k) at q[r * row_stride + h * head_stride + d];
+                               with values that aren't finite the choice is arbitrary, of k positions still */
     size_t row_stride, head_stride; /* in floats; may be 0 */
     size_t n_rows;          /* new tokens, oldest first */
     uint32_t n_heads;       /* a multiple of the layer's n_kv_heads; head h uses KV head h / (n_heads / n_kv_heads) */
@@ -522,12 +530,12 @@ int imp_load_select(imp_load *load, uint32_t layer, const imp_query *query, cons
 typedef struct imp_dst {
     void *k, *v;             /* the engine's memory */
     size_t k_stride, v_stride; /* bytes */
-    const uint32_t *cells;   /* [imp_load_count()], NULL: cell(i) = i */
+    const uint32_t *cells;   /* [imp_load_count()], all different, in any order; NULL: cell(i) = i */
 } imp_dst;
 
 /* Wait for the selected rows of `layer`, check them against their checksums, and write them, in the space's types, to
- * `dst`. Only for the layer selected last, and once; it may be left out. Strides below a row's size are IMP_E_ARG.
- * Errors as imp_load_select(); `dst` may then hold some of the rows. */
+ * `dst`. Only for the layer selected last, and once; it may be left out. Strides below a row's size are IMP_E_ARG,
+ * unless there is but one row. Errors as imp_load_select(); `dst` may then hold some of the rows. */
 int imp_load_gather(imp_load *load, uint32_t layer, const imp_dst *dst);
 
 /* Start the next pass over the layers with the same lease and options, at any point of the present one: for an engine
@@ -567,21 +575,22 @@ typedef struct imp_commit imp_commit;
 
 /* Prepare to store the KV of tokens [first_new, n_tokens) of a prompt, whose tokens [0, first_new) are stored already
  * or handed over by finish before. Tokens from first_new on may be stored too: their rows are taken from the caller and
- * skipped, so first_new 0 always works. Takes the memory for the rows now (n_new x imp_space_token_bytes()).
+ * skipped, so first_new 0 always works. Takes the memory for the rows now, of those that aren't stored
+ * (n x imp_space_token_bytes()). `tokens` are copied.
  * Returns 0 and a handle, or with `*out` = NULL:
  *   0            nothing to store: all is stored, or less than min_store_tokens is new. Short turns add up where
  *                first_new stays what acquire matched. What is stored rounded, or exact, isn't replaced by a better or
  *                derived copy; derived is, by exact
  *   IMP_E_STALE  the tokens before first_new aren't stored (nor, without DERIVED, stored as exact): refused, evicted or
  *                removed before, or their commit isn't finished. Begin again with a smaller first_new
- *   IMP_E_BUSY   too much waits to be written
- *   IMP_E_FULL, IMP_E_NOMEM, IMP_E_ARG */
+ *   IMP_E_BUSY   too much waits to be written, or the catalogue can't be had now
+ *   IMP_E_FULL   more than limit_bytes or backlog_bytes ever let in, or there was no room for the same a moment ago */
 int imp_commit_begin(imp_space *space, const int32_t *tokens, size_t n_tokens, size_t first_new, unsigned flags,
                      imp_commit **out);
 
 /* Copy `count` tokens' rows of one layer, from token `first` of the prompt on (first_new <= first, first + count <=
- * n_tokens). Row i is at k + i * k_stride and v + i * v_stride, bytes; strides below a row's size are IMP_E_ARG. Any
- * order, rows that come again replace those before; every row must come before finish. */
+ * n_tokens). Row i is at k + i * k_stride and v + i * v_stride, bytes; strides below a row's size are IMP_E_ARG, unless
+ * `count` is 1. Any order, rows that come again replace those before; every row must come before finish. */
 int imp_commit_rows(imp_commit *commit, uint32_t layer, size_t first, size_t count, const void *k, size_t k_stride,
                     const void *v, size_t v_stride);
 
@@ -641,8 +650,8 @@ typedef struct imp_finding {
     const char *file;  /* below the store's directory */
     const char *what;  /* one line: which region, layer and chunk, and what is wrong */
     uint64_t segment;  /* 0: not about a segment */
-    int leftover;      /* 1: a file that a killed process left. It harms nothing, doesn't count as a finding, and goes when
-                          the store is next opened for writing (a whole segment may be taken in then) */
+    int leftover;      /* 1: a file that a killed process left. It harms nothing, doesn't count as a finding, and goes
+                          when the store is next opened for writing (a whole segment may be taken in then) */
 } imp_finding;
 
 /* Read every byte the store vouches for, padding too, and check it. `fn` is called for each thing that is bad, and
@@ -703,8 +712,8 @@ int imp_sim_where(const imp_sim *sim, uint64_t key);
 
 /* One use of a chunk, as a load makes it: it is counted, a chunk of the host tier may be promoted, and one that was in
  * no tier is offered to them, with its `n_bytes`. `share` is the share of its tokens that matter to the request
- * (IMP_CACHE_SCORE and IMP_CACHE_AGED), or its attention beside the average chunk's (IMP_CACHE_ATTENTION). Returns where it was before, as
- * imp_sim_where(). */
+ * (IMP_CACHE_SCORE and IMP_CACHE_AGED), or its attention beside the average chunk's (IMP_CACHE_ATTENTION). Returns
+ * where it was before, as imp_sim_where(), or IMP_E_ARG. */
 int imp_sim_use(imp_sim *sim, uint64_t key, uint64_t n_bytes, double share);
 
 /* NULL is allowed. */
@@ -734,8 +743,8 @@ typedef struct imp_read_figures {
  * zeroed: IMP_E_ARG, IMP_E_NOTFOUND, IMP_E_UNSUPPORTED (a mode that can't be had), and what reading may give. */
 int imp_measure_reads(const char *file, const imp_read_trial *trial, imp_read_figures *out);
 
-/* What reads cost on the disk that a store is on, with the queue full: t = read_ns + bytes x byte_ns for each. Loads read
- * over a gap where that costs less than one more read, and imp_load_estimate() goes by it. */
+/* What reads cost on the disk that a store is on, with the queue full: t = read_ns + bytes x byte_ns for each. Loads
+ * read over a gap where that costs less than one more read, and imp_load_estimate() goes by it. */
 typedef struct imp_read_costs {
     double read_ns, byte_ns;
     int64_t measured_s; /* seconds since 1970; 0: never, and the others are what is taken to be so */
@@ -745,8 +754,8 @@ typedef struct imp_read_costs {
 /* Time reads of the store's largest segment, for a second or less, and keep the result in the catalogue: for the loads
  * of this handle that begin from now on, and of whoever opens the store later on the same file system. `out` may be
  * NULL. IMP_E_NOTFOUND: less than 1 MiB is stored in one file; IMP_E_UNSUPPORTED: in memory, or IMP_IO_VIRTUAL;
- * IMP_E_PERM: open to read only; and what reading may give. Better while nothing else reads: other loads are slower, and
- * costs come out too high. */
+ * IMP_E_PERM: open to read only; and what reading may give. Better while nothing else reads: other loads are slower,
+ * and costs come out too high. */
 int imp_store_calibrate(imp_store *store, imp_read_costs *out);
 
 /* The costs in force. IMP_E_NOMEM. */

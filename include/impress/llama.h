@@ -22,8 +22,8 @@
  *
  * Errors: as in impress.h; the mirrors return what llama.cpp's do. Pointers may be NULL only where that is said.
  *
- * Versions: as in impress.h. imp_llama_params and imp_llama_request grow at their end; what is within them has a size of
- * its own, and room to grow in, so that nothing behind it moves.
+ * Versions: as in impress.h. imp_llama_params and imp_llama_request grow at their end; what is within them has a size
+ * of its own, and room to grow in, so that nothing behind it moves.
  */
 #ifndef IMPRESS_LLAMA_H
 #define IMPRESS_LLAMA_H
@@ -47,9 +47,9 @@ typedef struct imp_llama_request {
     bool store_new;          /* store what is computed over exact KV */
     bool store_derived;      /* and what isn't, marked as derived */
     bool use_derived;        /* derived entries will do */
-    bool adaptive;           /* load in part only where that looks quickest, else whole, and compute what is stored where
-                                that looks quicker than loading it (docs/llama.md). Goes by what passes of this context
-                                and loads of its store took; until one was timed, as without it */
+    bool adaptive;           /* load in part only where that looks quickest, else whole, and compute what is stored
+                                where that looks quicker than loading it (docs/llama.md). Goes by what passes of this
+                                context and loads of its store took; until one was timed, as without it */
     size_t max_match;        /* at most so many tokens from the start are taken from the store; 0: no bound */
     union {
         imp_load_opts load;  /* as imp_load_opts_init() leaves it, with imp_system_preset(); retention below 1 takes an

@@ -52,7 +52,7 @@ static void test_sizes(void **state)
     (void)state;
     newer_request n;
     imp_llama_request got;
-    static const size_t bad[] = {0, 8, sizeof(imp_llama_request) - 8, sizeof(imp_llama_request) + 1, 1u << 20, SIZE_MAX};
+    static const size_t bad[] = {0, 8, sizeof(n.r) - 8, sizeof(n.r) + 1, 1u << 20, SIZE_MAX};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         imp_llama_request_init(&n.r);
         n.r.struct_bytes = bad[i];
