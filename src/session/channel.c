@@ -65,6 +65,14 @@ static void session_free(void *object)
     imp_free(s);
 }
 
+static void forget_segment(void *object, uint64_t segment)
+{
+    imp_session *s = object;
+    pthread_mutex_lock(&s->mutex);
+    if (s->tier) imp_host_forget(s->tier->host, segment);
+    pthread_mutex_unlock(&s->mutex);
+}
+
 int imp_session_of(imp_store *store, imp_session **out)
 {
     int rc = 0;
@@ -82,7 +90,7 @@ int imp_session_of(imp_store *store, imp_session **out)
             s->ropes = ropes;
             pthread_mutex_init(&s->mutex, NULL);
             if (imp_store_costs_get(store, &s->costs) < 0) s->costs = guessed_costs;
-            imp_store_attach(store, s, session_free);
+            imp_store_attach(store, s, session_free, forget_segment);
         } else {
             rc = imp_fail(IMP_E_NOMEM, "no memory for a store's loads");
         }

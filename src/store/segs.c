@@ -276,19 +276,13 @@ int imp_segs_open(imp_store *s, uint64_t id, imp_seg **out, bool *fresh, uint64_
     return 0;
 }
 
-void imp_segs_put(imp_store *s, imp_seg *seg)
+static void tell_gone(imp_store *s, uint64_t id)
 {
-    imp_seg_open *o = (imp_seg_open *)(void *)seg;
-    if (--o->refs > 0) return;
-    if (o->dropped) {
-        close_one(o);
-        return;
-    }
-    idle_add(&s->open, o);
-    if (s->open.n_idle > IMP_SEG_IDLE_MAX) imp_segs_drop(s, s->open.oldest->seg.id);
+    if (s->attached) s->attached_gone(s->attached, id);
 }
 
-void imp_segs_drop(imp_store *s, uint64_t id)
+/* Out of the table; closed now or with the last reference. */
+static void take_out(imp_store *s, uint64_t id)
 {
     imp_seg_open **p = find(&s->open, id), *o = *p;
     if (!o) return;
@@ -300,9 +294,28 @@ void imp_segs_drop(imp_store *s, uint64_t id)
     }
 }
 
+void imp_segs_put(imp_store *s, imp_seg *seg)
+{
+    imp_seg_open *o = (imp_seg_open *)(void *)seg;
+    if (--o->refs > 0) return;
+    if (o->dropped) {
+        tell_gone(s, seg->id); /* again: the loads that had it open may have kept chunks of it meanwhile */
+        close_one(o);
+        return;
+    }
+    idle_add(&s->open, o);
+    if (s->open.n_idle > IMP_SEG_IDLE_MAX) take_out(s, s->open.oldest->seg.id);
+}
+
+void imp_segs_drop(imp_store *s, uint64_t id)
+{
+    take_out(s, id);
+    tell_gone(s, id);
+}
+
 void imp_segs_close(imp_store *s)
 {
     for (size_t i = 0; i < IMP_SEG_BUCKETS; i++) {
-        while (s->open.buckets[i]) imp_segs_drop(s, s->open.buckets[i]->seg.id);
+        while (s->open.buckets[i]) take_out(s, s->open.buckets[i]->seg.id);
     }
 }

@@ -159,6 +159,7 @@ static void free_store(imp_store *s)
     if (!s) return;
     imp_writer_stop(s);
     if (s->attached) s->attached_free(s->attached);
+    s->attached = NULL;
     imp_segs_close(s);
     imp_bases_free(s);
     imp_histories_free(s);
@@ -326,10 +327,14 @@ void imp_store_set_tier_bytes(imp_store *s, uint64_t host_bytes, uint64_t device
     pthread_mutex_unlock(&s->lock);
 }
 
-void imp_store_attach(imp_store *s, void *object, void (*free_fn)(void *object))
+void imp_store_attach(imp_store *s, void *object, void (*free_fn)(void *object),
+                      void (*gone_fn)(void *object, uint64_t segment))
 {
+    pthread_mutex_lock(&s->lock);
     s->attached = object;
     s->attached_free = free_fn;
+    s->attached_gone = gone_fn;
+    pthread_mutex_unlock(&s->lock);
 }
 
 void *imp_store_attached(imp_store *s) { return s->attached; }

@@ -92,8 +92,10 @@ int imp_store_costs_put(imp_store *s, const imp_read_costs *costs);
 int imp_store_largest(imp_store *s, uint64_t least_bytes, char **path);
 
 /* Slots for what higher modules hang on a store (the host tier, idle queues): freed by imp_store_close() before the
- * I/O. */
-void imp_store_attach(imp_store *s, void *object, void (*free_fn)(void *object));
+ * I/O. `gone_fn` is told of each segment that was removed, by whichever process, as soon as this one knows, and again
+ * when nobody here has it open any more. It is called with the store's mutexes held: it may use nothing of the store. */
+void imp_store_attach(imp_store *s, void *object, void (*free_fn)(void *object),
+                      void (*gone_fn)(void *object, uint64_t segment));
 void *imp_store_attached(imp_store *s);
 
 /* ---- spaces */

@@ -269,6 +269,7 @@ struct imp_store {
 
     void *attached;
     void (*attached_free)(void *object);
+    void (*attached_gone)(void *object, uint64_t segment);
 };
 
 /* ---- dir.c */

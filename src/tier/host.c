@@ -17,6 +17,11 @@
 /* A chunk that comes in displaces at most so many; chunks differ in size by region and layer only, so a few do. */
 #define MAX_MOVED 256
 
+/* A segment's chunks lie in so many buckets in a row, whose first follows from the segment: to forget it means to look
+ * there. The upper bits of a hash are the segment's, the lower ones the chunk's. */
+#define WINDOW 1024u
+#define SEGMENT_BITS 24
+
 struct imp_host_entry {
     imp_host_key key;
     uint64_t hash;
@@ -40,10 +45,15 @@ struct imp_host {
     uint64_t used_bytes[IMP_LEVELS];
 };
 
+static uint64_t segment_hash(uint64_t segment)
+{
+    return imp_hash64(&segment, sizeof segment, 0) >> (64 - SEGMENT_BITS);
+}
+
 static uint64_t key_hash(const imp_host_key *k)
 {
     const uint64_t words[2] = {k->segment, (uint64_t)k->region << 56 ^ (uint64_t)k->layer << 32 ^ k->chunk};
-    return imp_hash64(words, sizeof words, 0);
+    return segment_hash(k->segment) << (64 - SEGMENT_BITS) | imp_hash64(words, sizeof words, 0) >> SEGMENT_BITS;
 }
 
 static bool key_equal(const imp_host_key *a, const imp_host_key *b)
@@ -127,10 +137,15 @@ void imp_host_free(imp_host *h)
 
 /* ---- the table; with the mutex held */
 
+static size_t bucket_of(uint64_t hash, size_t n_buckets)
+{
+    return (size_t)((hash >> (64 - SEGMENT_BITS)) + (hash & (WINDOW - 1))) & (n_buckets - 1);
+}
+
 /* The place that points to the entry with this hash, or to NULL. The hash is the policy's key, so there is one at most. */
 static imp_host_entry **find(imp_host *h, uint64_t hash)
 {
-    imp_host_entry **at = &h->buckets[hash & (h->n_buckets - 1)];
+    imp_host_entry **at = &h->buckets[bucket_of(hash, h->n_buckets)];
     while (*at && (*at)->hash != hash) at = &(*at)->next;
     return at;
 }
@@ -145,7 +160,7 @@ static void grow(imp_host *h)
         imp_host_entry *next;
         for (imp_host_entry *e = h->buckets[i]; e; e = next) {
             next = e->next;
-            imp_host_entry **at = &buckets[e->hash & (n - 1)];
+            imp_host_entry **at = &buckets[bucket_of(e->hash, n)];
             e->next = *at;
             *at = e;
         }
@@ -311,6 +326,26 @@ void imp_host_put(imp_host *h, const imp_host_key *key, const void *bytes, size_
     else if (!*at) imp_policy_drop(h->policy, hash);
     pthread_mutex_unlock(&h->mutex);
     if (!kept) entry_free(h, e);
+}
+
+void imp_host_forget(imp_host *h, uint64_t segment)
+{
+    imp_host_entry *dead = NULL;
+    pthread_mutex_lock(&h->mutex);
+    size_t n = h->n_buckets < WINDOW ? h->n_buckets : WINDOW;
+    for (size_t i = 0; i < n && h->n_entries > 0; i++) {
+        imp_host_entry **at = &h->buckets[(size_t)(segment_hash(segment) + i) & (h->n_buckets - 1)];
+        while (*at) {
+            if ((*at)->key.segment == segment) {
+                imp_policy_drop(h->policy, (*at)->hash);
+                unlink_at(h, at, &dead);
+            } else {
+                at = &(*at)->next;
+            }
+        }
+    }
+    pthread_mutex_unlock(&h->mutex);
+    free_all(h, dead);
 }
 
 static uint64_t bytes_of(imp_host *h, imp_level level)

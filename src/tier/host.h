@@ -12,8 +12,8 @@
  * moves, and what is held of the old one goes with its last holder.
  *
  * Only bytes whose checksum was verified come in, and they are not checked again. A segment's id is random and its
- * bytes never change, so that an entry can't become wrong; entries of removed segments fall out like others that nobody
- * uses.
+ * bytes never change, so that an entry can't become wrong; entries of a removed segment would only take room until
+ * others are worth more, and are forgotten.
  *
  * Thread-safe: one mutex around the table and the policy, which get and release take once, and so does a use that moves
  * nothing.
@@ -50,6 +50,9 @@ void imp_host_use(imp_host *h, const imp_host_key *key, float share);
 
 /* Offer verified bytes; they are copied if the policy wants them. Want of memory is no error: they aren't kept then. */
 void imp_host_put(imp_host *h, const imp_host_key *key, const void *bytes, size_t n_bytes);
+
+/* The segment is gone: so are its chunks, but for what is held. Chunks put later come in like any others. */
+void imp_host_forget(imp_host *h, uint64_t segment);
 
 /* Bytes in use in each tier now, those that are evicted or moved but still held included. */
 uint64_t imp_host_used_bytes(imp_host *h);

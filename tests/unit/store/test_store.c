@@ -695,6 +695,62 @@ static void last_error_of_failures(void **state)
 }
 
 /* A child has none of the store's threads: close must not wait for them, nor touch the parent's files. */
+typedef struct gone {
+    uint64_t ids[16];
+    size_t n;
+} gone;
+
+static void note_gone(void *object, uint64_t segment)
+{
+    gone *g = object;
+    if (g->n < 16) g->ids[g->n++] = segment;
+}
+
+static void nothing_to_free(void *object) { (void)object; }
+
+/* What hangs on a store hears of segments that go: removed here, by another process, and once more when the last that had
+ * one open is done. Not of what is only closed. */
+static void gone_segments_are_told(void **state)
+{
+    imp_world w, other;
+    int32_t tokens[64], late[64];
+    gone g = {.n = 0};
+    imp_path path;
+    uint64_t header_bytes, segment;
+    sequence(tokens, 64, 100);
+    sequence(late, 64, 5000);
+    assert_int_equal(imp_world_open(&w, *state, NULL, NULL), 0);
+    assert_int_equal(imp_world_open(&other, *state, NULL, NULL), 0);
+    imp_store_attach(w.store, &g, nothing_to_free, note_gone);
+    assert_int_equal(imp_world_commit(&w, tokens, 64, 0, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    assert_int_equal(imp_store_match(w.store, w.space->id, tokens, 64, true, &path, &header_bytes), 0);
+    assert_int_equal(path.n_spans, 1);
+    segment = path.spans[0].segment;
+    assert_int_equal(g.n, 0);
+
+    assert_int_equal(imp_store_remove(other.store, 0), 0);
+    assert_int_equal(g.n, 0); /* nobody asked yet */
+    assert_int_equal(imp_world_check(&w, late, 64, true), 0);
+    assert_int_equal(g.n, 1);
+    imp_store_unpin(w.store, &path);
+    assert_int_equal(g.n, 2);
+    assert_true(g.ids[0] == segment && g.ids[1] == segment);
+
+    assert_int_equal(imp_world_commit(&w, late, 64, 0, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    assert_int_equal(imp_store_match(w.store, w.space->id, late, 64, true, &path, &header_bytes), 0);
+    segment = path.spans[0].segment;
+    imp_store_unpin(w.store, &path);
+    assert_int_equal(g.n, 2);
+    assert_int_equal(imp_store_remove(w.store, 0), 0);
+    assert_int_equal(g.n, 3);
+    assert_true(g.ids[2] == segment);
+    imp_world_close(&other);
+    imp_world_close(&w);
+    assert_int_equal(g.n, 3);
+}
+
 static void close_in_a_fork(void **state)
 {
     imp_world w;
@@ -1067,6 +1123,7 @@ int main(void)
         TEST(space_ids),
         FAST_TEST(room_for_the_front),
         TEST(last_error_of_failures),
+        FAST_TEST(gone_segments_are_told),
         TEST(close_in_a_fork),
         TEST(options_of_other_versions),
         TEST(bad_places),

@@ -189,6 +189,62 @@ static void test_held_while_it_moves(void **state)
     imp_host_free(h);
 }
 
+/* A segment's chunks go, in both tiers, and no others; what is held stays until it is released. At any size of the
+ * table: a twin counts what each segment has left. */
+static void test_forget(void **state)
+{
+    (void)state;
+    enum { SEGMENTS = 40, EACH = 200 };
+    imp_rng r;
+    imp_rng_seed(&r, imp_test_seed());
+    for (imp_cache kind = IMP_CACHE_LRU; kind < IMP_CACHE_OF_STORE; kind++) {
+        imp_host *h;
+        unsigned char bytes[50] = {0};
+        size_t n, n_here = 0;
+        bool gone[SEGMENTS] = {false};
+        uint64_t ids[SEGMENTS];
+        imp_host_entry *held = NULL;
+        assert_int_equal(imp_host_new(kind, 1 << 20, 1 << 17, &h), 0);
+        imp_host_forget(h, 7); /* of which there is nothing */
+        for (uint32_t i = 0; i < SEGMENTS; i++) {
+            ids[i] = i % 2 ? i : imp_rng_u64(&r);
+            for (uint32_t j = 0; j < EACH; j++) {
+                imp_host_key key = {.segment = ids[i], .layer = j / 10, .chunk = j % 10};
+                memset(bytes, (int)i, sizeof bytes);
+                imp_host_use(h, &key, 1);
+                imp_host_put(h, &key, bytes, sizeof bytes);
+            }
+            if (i % 3 != 2) continue;
+            uint32_t k = (uint32_t)imp_rng_below(&r, i + 1);
+            imp_host_key key = {.segment = ids[k], .chunk = 3};
+            if (!held) held = imp_host_get(h, &key, &n);
+            imp_host_forget(h, ids[k]);
+            gone[k] = true;
+        }
+        for (uint32_t i = 0; i < SEGMENTS; i++) {
+            for (uint32_t j = 0; j < EACH; j++) {
+                imp_host_key key = {.segment = ids[i], .layer = j / 10, .chunk = j % 10};
+                imp_host_entry *e = imp_host_get(h, &key, &n);
+                assert_int_equal(e != NULL, !gone[i]); /* the budgets have room for all */
+                if (!e) continue;
+                n_here++;
+                assert_int_equal(*(const unsigned char *)imp_host_entry_bytes(e), i);
+                imp_host_release(h, e);
+            }
+        }
+        assert_non_null(held);
+        uint64_t used = imp_host_used_bytes(h) + imp_host_device_bytes(h);
+        assert_int_equal(used, (n_here + 1) * (64 + sizeof bytes));
+        const unsigned char *kept = imp_host_entry_bytes(held);
+        for (size_t i = 0; i < sizeof bytes; i++) assert_int_equal(kept[i], kept[0]);
+        imp_host_release(h, held);
+        assert_int_equal(imp_host_used_bytes(h) + imp_host_device_bytes(h), n_here * (64 + sizeof bytes));
+        for (uint32_t i = 0; i < SEGMENTS; i++) imp_host_forget(h, ids[i]);
+        assert_int_equal(imp_host_used_bytes(h) + imp_host_device_bytes(h), 0);
+        imp_host_free(h);
+    }
+}
+
 static void test_lru_and_limits(void **state)
 {
     (void)state;
@@ -310,6 +366,7 @@ int main(void)
         cmocka_unit_test(test_random),
         cmocka_unit_test(test_as_the_policy_says),
         cmocka_unit_test(test_held_while_it_moves),
+        cmocka_unit_test(test_forget),
         cmocka_unit_test(test_lru_and_limits),
         cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_threads),
