@@ -118,11 +118,13 @@ void imp_ballast_take(imp_store *s)
     if (s->dir_fd < 0 || s->readonly) return;
     bool there = look(s, &st);
     if (there && want == 0) (void)unlinkat(s->dir_fd, ballast, 0); /* made under a larger limit */
-    if (want == 0 || (there && (uint64_t)st.st_size >= want)) return;
+    /* A copied store's may have come without its blocks: copying leaves out what holds nothing. */
+    bool thin = there && S_ISREG(st.st_mode) && (uint64_t)st.st_size >= want && (uint64_t)st.st_blocks * 512 < want;
+    if (want == 0 || (there && !thin && (uint64_t)st.st_size >= want)) return;
     if (!fits(s, want)) return;
     /* A shorter one is of a process that was killed as it made it, or of one that is at it: that one loses it. */
-    if (there) (void)unlinkat(s->dir_fd, ballast, 0);
-    int fd = openat(s->dir_fd, ballast, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (there && !thin) (void)unlinkat(s->dir_fd, ballast, 0);
+    int fd = openat(s->dir_fd, ballast, O_WRONLY | (thin ? 0 : O_CREAT | O_EXCL) | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0) return;
     int err;
     do err = posix_fallocate(fd, 0, (off_t)want);

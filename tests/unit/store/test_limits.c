@@ -431,6 +431,37 @@ static void nothing_to_tell_by(void **state)
     imp_world_close(&a);
 }
 
+/* What may have become of the file that is for full disks: a kill, a copy without its blocks, anybody. */
+static void ballast_is_mended(void **state)
+{
+    const char *file = imp_test_path(*state, "store/ballast"), *dir = imp_test_path(*state, "store");
+    imp_store_opts opts;
+    imp_world w;
+    struct stat st;
+    imp_world_opts(&opts);
+    opts.limit_bytes = 64 * MIB;
+    for (int how = 0; how < 7; how++) {
+        if (how == 1) assert_int_equal(unlink(file), 0);
+        if (how == 2) assert_int_equal(truncate(file, MIB / 2), 0);
+        if (how == 3 || how == 4) assert_int_equal(truncate(file, 0), 0);
+        if (how == 4) assert_int_equal(truncate(file, MIB), 0);
+        if (how == 5) {
+            assert_int_equal(unlink(file), 0);
+            assert_int_equal(symlink("/etc/passwd", file), 0);
+        }
+        if (how == 6) opts.limit_bytes = 15 * MIB;
+        assert_int_equal(imp_world_open(&w, dir, &opts, NULL), 0);
+        if (how == 0) add(&w, 0);
+        assert_int_equal(there(&w, 0), TOKENS);
+        assert_int_equal(lstat(file, &st), how == 6 ? -1 : 0);
+        if (how < 6) assert_true(S_ISREG(st.st_mode) && (st.st_mode & 0777) == 0600);
+        if (how < 6) assert_true(st.st_size == MIB && st.st_blocks * 512 >= MIB);
+        assert_int_equal(stats_of(&w).disk_bytes, imp_world_du(dir));
+        assert_int_equal(imp_world_verify(&w, false, true), 0);
+        imp_world_close(&w);
+    }
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void)
@@ -438,6 +469,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(smaller_after_a_restart), TEST(a_log_evicts_nothing), TEST(too_old),       TEST(refused_once),
         TEST(shared_heads_outlive_floods), TEST(floods_hit_their_own), TEST(pinned_shares), TEST(nothing_to_tell_by),
+        TEST(ballast_is_mended),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
