@@ -12,7 +12,7 @@
 enum {
     QUEUE_DEPTH = 32,     /* reads at the device at once: from there on a disk doesn't get faster */
     MAX_IDLE = 4,         /* channels kept */
-    MAX_SCORE_THREADS = 8
+    MAX_THREADS = 8
 };
 
 struct imp_session {
@@ -209,13 +209,15 @@ void imp_channel_give(imp_session *session, imp_channel *channel)
     if (channel) channel_free(channel);
 }
 
-/* The engine's own threads wait while we score, so all processors we may use are ours. */
-static unsigned score_threads(void)
+/* The engine's own threads wait while we score and copy, so all processors we may use are ours. */
+static unsigned own_threads(void)
 {
     cpu_set_t set;
     int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-    return n < 1 ? 1 : n > MAX_SCORE_THREADS ? MAX_SCORE_THREADS : (unsigned)n;
+    return n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : (unsigned)n;
 }
+
+int imp_channel_pool(imp_channel *c) { return c->pool ? 0 : imp_pool_new(own_threads(), &c->pool); }
 
 int imp_channel_scorer(imp_channel *c, size_t tokens, size_t rows, uint32_t heads, uint32_t head_dim)
 {
@@ -223,10 +225,8 @@ int imp_channel_scorer(imp_channel *c, size_t tokens, size_t rows, uint32_t head
     if (c->scorer && tokens <= c->max_tokens && rows <= c->max_rows && heads <= c->max_heads &&
         head_dim <= c->max_head_dim)
         return 0;
-    if (!c->pool) {
-        rc = imp_pool_new(score_threads(), &c->pool);
-        if (rc < 0) return rc;
-    }
+    rc = imp_channel_pool(c);
+    if (rc < 0) return rc;
     /* It grows in every direction at once, and in steps, so that prompts of changing lengths don't make it anew each
      * time. */
     if (tokens < c->max_tokens) tokens = c->max_tokens;

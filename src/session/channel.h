@@ -25,7 +25,7 @@ struct imp_channel {
     imp_io_queue *queue;
     unsigned char *arena;
     size_t arena_bytes;
-    imp_pool *pool;          /* made with the first scorer */
+    imp_pool *pool;          /* made with the first load that uses it */
     imp_scorer *scorer;
     size_t max_tokens, max_rows; /* what the scorer is made for */
     uint32_t max_heads, max_head_dim;
@@ -56,6 +56,9 @@ void imp_tier_give(imp_session *session, imp_tier *tier); /* NULL is allowed */
 /* A channel with at least `arena_bytes` of buffers, nothing in flight. */
 int imp_channel_take(imp_session *session, size_t arena_bytes, imp_channel **out);
 void imp_channel_give(imp_session *session, imp_channel *channel);
+
+/* Make sure that there is channel->pool. */
+int imp_channel_pool(imp_channel *channel);
 
 /* Make sure that channel->scorer can do so much. */
 int imp_channel_scorer(imp_channel *channel, size_t tokens, size_t rows, uint32_t heads, uint32_t head_dim);

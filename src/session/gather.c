@@ -74,21 +74,31 @@ static void gather_chunk(const imp_load *load, const imp_slot *s, uint32_t layer
     if (run.n_bytes) memcpy(run.to, run.from, run.n_bytes);
 }
 
-/* One region of a span: wait, check, copy, chunk by chunk, in the order in which they come. `flags`: units with chosen
- * tokens. */
+/* What a batch copies. */
+typedef struct copies {
+    const target *first, *second; /* the second may be NULL */
+} copies;
+
+static void copy_chunk(const imp_batch *batch, const imp_plan_span *span, uint32_t c)
+{
+    const copies *what = batch->user;
+    gather_chunk(batch->load, batch->slot, batch->layer, span, c, what->first);
+    if (what->second) gather_chunk(batch->load, batch->slot, batch->layer, span, c, what->second);
+}
+
+/* One region of a span: wait, check, copy, chunk by chunk, in the order in which they come; of flagged units, those with
+ * chosen tokens. */
 static int gather_region(imp_load *load, imp_slot *s, uint32_t layer, const imp_plan_span *span, const target *t,
                          const target *paired)
 {
-    for (uint32_t c = 0; c < span->n_chunks; c++) {
-        if (!load->unit_flags[span->first_unit + c]) continue;
-        int rc = imp_stream_check(load, s, layer, span, (t->region == IMP_REGION_K ? span->keys : span->values) + c);
-        if (rc < 0) return rc;
-        uint64_t start = imp_now_ns();
-        gather_chunk(load, s, layer, span, c, t);
-        if (paired) gather_chunk(load, s, layer, span, c, paired);
-        load->stats.gather_ns += imp_now_ns() - start;
-    }
-    return 0;
+    const copies what = {t, paired};
+    imp_batch batch = {.load = load, .work = copy_chunk, .slot = s, .layer = layer, .user = &what};
+    uint32_t first = t->region == IMP_REGION_K ? span->keys : span->values;
+    int rc = 0;
+    for (uint32_t c = 0; c < span->n_chunks && rc == 0; c++)
+        if (load->unit_flags[span->first_unit + c]) rc = imp_batch_add(&batch, span, c, first + c);
+    imp_batch_end(&batch);
+    return rc;
 }
 
 static int gather_span(imp_load *load, imp_slot *s, uint32_t layer, const imp_plan_span *span, const target *k,

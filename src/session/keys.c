@@ -7,12 +7,18 @@
 #include "format/rows.h"
 #include "session/load.h"
 
-/* Wait for a piece that is needed to choose, and count what had to be read. */
-static int check(imp_load *load, imp_slot *s, uint32_t layer, const imp_plan_span *span, uint32_t piece)
+/* Count what had to be read of a piece that is needed to choose. */
+static void count(imp_load *load, imp_slot *s, uint32_t piece)
 {
     imp_piece *p = &s->pieces[piece];
     if (!p->counted && p->run != IMP_PLAN_NONE) load->stats.identify_bytes += p->place.n_bytes;
     p->counted = true;
+}
+
+/* Wait for such a piece, too. */
+static int check(imp_load *load, imp_slot *s, uint32_t layer, const imp_plan_span *span, uint32_t piece)
+{
+    count(load, s, piece);
     return imp_stream_check(load, s, layer, span, piece);
 }
 
@@ -61,9 +67,13 @@ static size_t list_raw(const imp_load *load, const imp_slot *s, uint32_t layer, 
     return map ? merge(runs, span->n_tokens, row) : n;
 }
 
-/* Rows of a chunk in the engine's type, one run each, in load->key_runs by their tokens' places in the prefix. */
-static void list_chunk(imp_load *load, const imp_slot *s, uint32_t layer, const imp_plan_span *span, uint32_t c)
+/* imp_batch: rows of a chunk in the engine's type, one run each, in load->key_runs by their tokens' places in the
+ * prefix. */
+static void list_chunk(const imp_batch *batch, const imp_plan_span *span, uint32_t c)
 {
+    imp_load *load = batch->load;
+    const imp_slot *s = batch->slot;
+    uint32_t layer = batch->layer;
     const imp_seg_layout *layout = span->seg->layout;
     const uint32_t *map = imp_seg_map(span->seg, layer);
     imp_rest rest = imp_seg_layout_meta(layout)->rest;
@@ -86,17 +96,6 @@ static void list_chunk(imp_load *load, const imp_slot *s, uint32_t layer, const 
         }
         load->key_runs[t] = (imp_key_run){key, 1};
     }
-    load->widened |= scales != NULL;
-}
-
-/* Those of a span whose rows are rounded: they are widened, at their places in the prefix. */
-static void widen(imp_load *load, const imp_slot *s, uint32_t layer, const imp_plan_span *span)
-{
-    uint64_t start = imp_now_ns();
-    for (uint32_t c = 0; c < span->n_chunks; c++) {
-        if (load->tokens_in[span->first_unit + c]) list_chunk(load, s, layer, span, c);
-    }
-    load->stats.gather_ns += imp_now_ns() - start;
 }
 
 int imp_keys_all(imp_load *load, imp_slot *s, uint32_t layer, imp_keys *out)
@@ -111,16 +110,22 @@ int imp_keys_all(imp_load *load, imp_slot *s, uint32_t layer, imp_keys *out)
             int rc = check(load, s, layer, span, span->scales);
             if (rc < 0) return rc;
         }
-        for (uint32_t c = 0; c < span->n_chunks; c++) {
+        bool rounded = imp_seg_layout_meta(span->seg->layout)->rest != IMP_REST_RAW;
+        imp_batch batch = {.load = load, .work = list_chunk, .slot = s, .layer = layer};
+        int rc = 0;
+        for (uint32_t c = 0; c < span->n_chunks && rc == 0; c++) {
             if (!load->tokens_in[span->first_unit + c]) continue;
-            int rc = check(load, s, layer, span, span->keys + c);
-            if (rc < 0) return rc;
+            count(load, s, span->keys + c);
+            rc = rounded ? imp_batch_add(&batch, span, c, span->keys + c)
+                         : imp_stream_check(load, s, layer, span, span->keys + c);
         }
-        if (imp_seg_layout_meta(span->seg->layout)->rest == IMP_REST_RAW) {
+        imp_batch_end(&batch);
+        if (rc < 0) return rc;
+        if (!rounded) {
             n += list_raw(load, s, layer, span, row, load->key_runs + n);
             continue;
         }
-        widen(load, s, layer, span);
+        load->widened = true;
         load->key_runs[n++] = (imp_key_run){load->channel->wide + span->prefix_first * row, span->n_tokens};
     }
     *out = (imp_keys){.type = load->type_k, .n_kv_heads = shape->n_kv_heads, .head_dim = shape->head_dim_k,
@@ -132,21 +137,21 @@ int imp_keys_some(imp_load *load, imp_slot *s, uint32_t layer, const unsigned ch
                   size_t *n_tokens, imp_keys *out)
 {
     const imp_layer_shape *shape = &load->layers[layer];
+    imp_batch batch = {.load = load, .work = list_chunk, .slot = s, .layer = layer};
     size_t n = 0;
+    int rc = 0;
     imp_load_units(load, layer);
-    for (size_t i = 0; i < load->plan.n_spans; i++) {
+    for (size_t i = 0; i < load->plan.n_spans && rc == 0; i++) {
         const imp_plan_span *span = &load->plan.spans[i];
-        int rc = span->scales == IMP_PLAN_NONE ? 0 : imp_stream_check(load, s, layer, span, span->scales);
-        if (rc < 0) return rc;
-        for (uint32_t c = 0; c < span->n_chunks; c++) {
-            if (!units[span->first_unit + c]) continue;
-            rc = imp_stream_check(load, s, layer, span, span->keys + c);
-            if (rc < 0) return rc;
-            uint64_t start = imp_now_ns();
-            list_chunk(load, s, layer, span, c);
-            load->stats.gather_ns += imp_now_ns() - start;
+        if (span->scales != IMP_PLAN_NONE) {
+            rc = imp_stream_check(load, s, layer, span, span->scales);
+            load->widened = true;
         }
+        for (uint32_t c = 0; c < span->n_chunks && rc == 0; c++)
+            if (units[span->first_unit + c]) rc = imp_batch_add(&batch, span, c, span->keys + c);
     }
+    imp_batch_end(&batch);
+    if (rc < 0) return rc;
     for (size_t t = 0; t < load->plan.n_tokens; t++) {
         if (!units[load->unit_of[t]]) continue;
         load->key_runs[n] = load->key_runs[t];

@@ -350,6 +350,9 @@ static int prepare(imp_load *load)
     if (rc < 0) return rc;
     rc = imp_channel_take(load->session, arena_bytes, &load->channel);
     if (rc < 0) return rc;
+    imp_kept_line kept;
+    imp_error_keep(&kept);
+    if (imp_channel_pool(load->channel) < 0) (void)imp_error_back(&kept, 0); /* one thread will do */
     rc = imp_channel_wide(load->channel, wide_bytes(load));
     if (rc == 0 && load->opts.switches.identify == IMP_IDENTIFY_SKETCH && load->opts.byte_share > 0)
         rc = imp_channel_chooser(load->channel, load->plan.n_tokens, load->plan.n_units);

@@ -6,6 +6,7 @@
  *     identify.c  which tokens a layer gets
  *     record.c    what earlier requests found important, and what this one leaves behind
  *     gather.c    rows in the engine's memory
+ *     batch.c     chunks that are at hand, worked on by several threads
  *     estimate.c  what it would take, and what it took
  *
  * What is read of a layer, in two stages:
@@ -175,6 +176,32 @@ void imp_stream_fetch(imp_load *load, imp_slot *s);
 /* Wait for a piece and check it. */
 int imp_stream_check(imp_load *load, imp_slot *s, uint32_t layer, const imp_plan_span *span, uint32_t piece);
 imp_host_key imp_stream_key(const imp_plan_span *span, uint32_t layer, uint32_t piece);
+
+/* Is a piece there, so that imp_stream_check() won't wait? */
+bool imp_stream_is_here(const imp_slot *s, uint32_t piece);
+
+/* ---- batch.c: what is done chunk by chunk, in any order. Chunks that are there are collected and then worked on by all
+ * threads; before the load waits for one that isn't, those before it are done. */
+
+enum { IMP_BATCH_CHUNKS = 256 };
+
+typedef struct imp_batch {
+    imp_load *load;
+    void (*work)(const struct imp_batch *batch, const imp_plan_span *span, uint32_t c); /* by any thread */
+    imp_slot *slot;
+    uint32_t layer;
+    const void *user;
+    size_t n;
+    struct {
+        const imp_plan_span *span;
+        uint32_t c;
+    } chunks[IMP_BATCH_CHUNKS];
+} imp_batch;
+
+/* Wait for a chunk's piece, check it, and have it worked on by the time that imp_batch_end() returns. */
+int imp_batch_add(imp_batch *batch, const imp_plan_span *span, uint32_t c, uint32_t piece);
+/* Also after a failure. */
+void imp_batch_end(imp_batch *batch);
 
 /* ---- estimate.c */
 

@@ -80,6 +80,12 @@ static int await_run(imp_load *load, imp_slot *s, const imp_seg *seg, uint32_t a
     return load->dead = imp_fail(IMP_E_IO, "%s", line);
 }
 
+bool imp_stream_is_here(const imp_slot *s, uint32_t piece)
+{
+    const imp_piece *p = &s->pieces[piece];
+    return p->checked || s->reads[p->run].op.done;
+}
+
 imp_host_key imp_stream_key(const imp_plan_span *span, uint32_t layer, uint32_t piece)
 {
     uint32_t chunk;
