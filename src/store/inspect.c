@@ -389,8 +389,9 @@ int imp_store_gc(imp_store *s, imp_gc_report *report)
     if (rc < 0) return rc;
     sweep_young_bases(s, &left);
     imp_forget_refused(s);
+    rc = imp_catalogue_log_ready(s); /* compacting writes all of it there */
     pthread_mutex_lock(&s->cat_lock);
-    rc = s->cat ? imp_cat_compact(s->cat) : 0;
+    if (rc == 0 && s->cat) rc = imp_cat_compact(s->cat);
     pthread_mutex_unlock(&s->cat_lock);
     if (rc == IMP_E_FULL) { /* a copy of it is needed for that; what is in it can be used again */
         imp_log(IMP_LOG_INFO, "%s: the catalogue isn't compacted: %s", s->dir, imp_last_error());

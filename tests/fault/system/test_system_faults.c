@@ -268,6 +268,34 @@ static void back_by_itself(void **state)
     fault_and_back(PRELOAD_OPEN, EROFS, "segments");
 }
 
+/* A segment whose header can't be read: a match ends before it, and that is a fault of reading whatever the system's
+ * reason. */
+static void headers_not_read(void **state)
+{
+    (void)state;
+    static const int errs[] = {EIO, EINVAL, ENXIO, EACCES, ESTALE};
+    make_base();
+    for (size_t i = 0; i < sizeof errs / sizeof errs[0]; i++) {
+        imp_world w;
+        imp_stats st;
+        imp_fault faults[IMP_FAULTS_MAX];
+        copy_store();
+        assert_int_equal(imp_world_open(&w, at, NULL, NULL), 0);
+        preload_watch(at, "segments");
+        preload_fail(PRELOAD_READ, 1, true, errs[i]);
+        assert_int_equal(imp_world_check(&w, old, N_OLD, true), 0);
+        assert_int_equal(imp_store_faults(w.store, faults), 1);
+        assert_string_equal(faults[0].what, "read");
+        assert_non_null(strstr(faults[0].line, strerror(errs[i])));
+        assert_int_equal(imp_store_stats(w.store, &st), 0);
+        assert_true(st.io_errors > 0);
+        preload_watch(NULL, NULL);
+        assert_int_equal(imp_world_check(&w, old, N_OLD, true), N_OLD);
+        assert_int_equal(imp_store_faults(w.store, NULL), 0);
+        imp_world_close(&w);
+    }
+}
+
 /* The catalogue can't be read as the store is opened: it starts, answers as cold, and has it back later. */
 static void started_without(void **state)
 {
@@ -302,6 +330,7 @@ static void started_without(void **state)
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-    const struct CMUnitTest tests[] = {TEST(every_call), TEST(back_by_itself), TEST(started_without)};
+    const struct CMUnitTest tests[] = {TEST(every_call), TEST(back_by_itself), TEST(headers_not_read),
+                                       TEST(started_without)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
