@@ -68,6 +68,22 @@ b = s.post("/v1/completions", dict(prompt="Once upon", max_tokens=8, temperature
 ok(a.status == 200 and a.text == b.text, (a, b))
 r = s.complete("Once upon", 4, logit_bias={"100": 100})
 ok(len(set(r.json["choices"][0]["text"])) <= 4, r)
+cold = s.complete("Once upon", 6)
+for how in (dict(top_k=1), dict(top_p=1e-6), dict(min_p=1)):
+    r = s.post("/v1/completions", dict(prompt="Once upon", max_tokens=6, temperature=1.5, **how))
+    ok(r.status == 200 and r.text == cold.text, (how, r, cold))
+
+# A prompt of tokens; a grammar, streamed and not, and with a chat; one that is none.
+r = s.complete([1000, 2000, 3000], 2)
+ok(r.status == 200 and r.usage["prompt_tokens"] == 3, r)
+grammar = 'root ::= ("red" | "green") " " [0-9] [0-9]'
+r = s.complete("A colour and a number:", 20, grammar=grammar)
+ok(re.fullmatch(r"(red|green) [0-9]{2}", r.text) and r.json["choices"][0]["finish_reason"] == "stop", r)
+_, events = s.stream("/v1/completions", dict(prompt="A colour and a number:", max_tokens=20, temperature=0, grammar=grammar))
+ok("".join(e["choices"][0]["text"] for e in events if e["choices"]) == r.text, events)
+r = s.post("/v1/chat/completions", dict(messages=[{"role": "user", "content": "A colour?"}], max_tokens=20, grammar=grammar))
+ok(re.fullmatch(r"(red|green) [0-9]{2}", r.json["choices"][0]["message"]["content"]), r)
+ok(s.complete("x", 2, grammar="root ::= [").status == 400, "a grammar that is none")
 
 # Chat.
 r = s.post("/v1/chat/completions", dict(messages=[{"role": "user", "content": "Say hello."}], max_tokens=12, temperature=0))

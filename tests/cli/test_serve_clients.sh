@@ -92,8 +92,34 @@ for n_words, until in ((40, None), (40, "answers"), (600, "prompts")):
         c.close()
 ok(s.metrics()[seen[1]] == 18, s.metrics()[seen[1]])
 ok(s.complete("still there?", 2).status == 200, "others are served")
+
+# One that stays while others leave gets its answer.
+stays = []
+clients = threading.Thread(target=lambda: stays.append(s.complete(words(30, 77) + count(30), 24)))
+clients.start()
+gone = [s.open(endless(prompt=words(40, 950 + i), max_tokens=1900, stream=True)) for i in range(3)]
+s.wait_for(lambda: s.busy() >= 2 or stays, "slots in use")
+for c in gone:
+    c.close()
+clients.join()
+ok(stays[0].status == 200 and stays[0].usage["completion_tokens"] == 24 and "37" in stays[0].text, stays)
 slow.join()
 ok(dawdlers == [None] * len(DAWDLERS), "cut off: not %s" % dawdlers)
+ok(s.stop() == 0, "stop")
+
+# Those that leave give back what they borrowed of the store: once everything is dropped, no file is left.
+s = Server("--slots", "4", "--ctx-size", "2048", env={"IMPRESS_ADMIN_KEY": "key-of-the-admin"})
+segments = os.path.join(os.environ["tmp"], "store", "segments")
+ok(len(os.listdir(segments)) > 0, "stored prefixes")
+gone = [s.open(endless(prompt=prefix + count(500 + 10 * i), max_tokens=1900, stream=True)) for i in range(6)]
+s.wait_for(lambda: s.metrics()["impress_prompt_tokens_cached_total{source=\"store\"}"] > 0, "a prefix that was loaded")
+for c in gone:
+    c.close()
+s.wait_for(s.idle, "cancelled requests end")
+# What they computed is stored at a quiet moment, perhaps after the first of these.
+s.wait_for(lambda: s.post("/admin/drop", {"all": True}, key="key-of-the-admin").status == 200 and not os.listdir(segments),
+           "an empty store")
+ok(s.complete(prefix + count(1), 2).status == 200, "the server goes on")
 ok(s.stop() == 0, "stop")
 
 # A queue that is full says so, and when to come again.

@@ -11,6 +11,73 @@ from serve import *
 
 ROW = 23040  # bytes of a token's KV in this model
 
+
+# Other models, made of this one: GGUF files as pairs of key and value, and tensors (name, shape, type, bytes).
+def read_model(source):
+    data = open(source, "rb").read()
+    at = 0
+
+    def take(form):
+        nonlocal at
+        values = struct.unpack_from("<" + form, data, at)
+        at += struct.calcsize("<" + form)
+        return values[0] if len(values) == 1 else values
+
+    def text():
+        nonlocal at
+        size = take("Q")
+        at += size
+        return data[at - size:at]
+
+    def skip(kind):
+        nonlocal at
+        sizes = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+        if kind == 8:
+            text()
+        elif kind == 9:
+            inner, size = take("IQ")
+            for _ in range(size):
+                skip(inner)
+        else:
+            at += sizes[kind]
+
+    _, _, n_tensors, n_keys = take("4sIQQ")
+    pairs, infos = [], []
+    for _ in range(n_keys):
+        key, start = text(), at
+        skip(take("I"))
+        pairs.append((key, data[start:at]))
+    for _ in range(n_tensors):
+        name = text()
+        shape = [take("Q") for _ in range(take("I"))]
+        infos.append((name, shape, take("I"), take("Q")))
+    base = (at + 31) // 32 * 32
+    ends = sorted(o for *_, o in infos) + [len(data) - base]
+    return pairs, [(name, shape, kind, data[base + o:base + ends[ends.index(o) + 1]]) for name, shape, kind, o in infos]
+
+
+def text_value(text):
+    return struct.pack("<IQ", 8, len(text)) + text
+
+
+def number(form, value):
+    return struct.pack("<I" + form, {"I": 4, "f": 6}[form], value)
+
+
+def write_model(target, pairs, tensors):
+    head, at = b"", 0
+    for name, shape, kind, data in tensors:
+        head += struct.pack("<Q", len(name)) + name + struct.pack("<I", len(shape))
+        head += struct.pack("<%dQ" % len(shape), *shape) + struct.pack("<IQ", kind, at)
+        at += (len(data) + 31) // 32 * 32
+    out = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(pairs))
+    out += b"".join(struct.pack("<Q", len(k)) + k + v for k, v in pairs) + head
+    with open(target, "wb") as f:
+        f.write(out + b"\0" * (-len(out) % 32))
+        for *_, data in tensors:
+            f.write(data + b"\0" * (-len(data) % 32))
+
+
 # The same prefix from two clients at once: stored once. Eight of them with four slots: computed once, hit in any slot.
 s = Server("--slots", "4", "--ctx-size", "1024", "--system", "as")
 prefix = words(220, 1)
@@ -53,17 +120,22 @@ r = s.complete(long + count(500), 4)
 ok(r.text == first.text and r.cached == r.usage["prompt_tokens"] - 1, (r, first))
 ok(s.stop() == 0, "stop")
 
-# Another question after a restart; then another "model" (another cache type) in the same store, then this one again.
-seen = {"f16"}
-for kind in ("q8_0", "f16", "q8_0"):
-    s = Server("--slots", "2", "--ctx-size", "1024", "--system", "as", "--cache-type", kind)
+# Another question after a restart; then others in the same store and this one again: the model with another type of cache,
+# and another model, which is this one's weights with other positions. All keep their hits, and none gets another's.
+other = os.path.join(os.environ["tmp"], "other.gguf")
+pairs, tensors = read_model(os.environ["IMPRESS_MODEL"])
+write_model(other, [(k, number("f", 50000.0) if k == b"llama.rope.freq_base" else v) for k, v in pairs], tensors)
+seen = {(None, "f16")}
+for model, kind in ((None, "q8_0"), (other, "f16"), (None, "f16"), (other, "f16"), (None, "q8_0")):
+    s = Server("--slots", "2", "--ctx-size", "1024", "--system", "as", "--cache-type", kind, *(["-m", model] if model else []))
     r = s.complete(prefix + count(600), 4)
-    if kind in seen:
-        ok(r.cached >= n - 64 - 16 and r.json["impress"]["way"] == "whole", (kind, r))
+    if (model, kind) in seen:
+        ok(r.cached >= n - 64 - 16 and r.json["impress"]["way"] == "whole", (model, kind, r))
     else:
-        ok(r.cached == 0, (kind, r))
-    seen.add(kind)
+        ok(r.cached == 0, (model, kind, r))
+    seen.add((model, kind))
     ok(s.stop() == 0, "stop")
+os.remove(other)
 
 # A conversation of 30 turns: what is written is what is new.
 s = Server("--slots", "2", "--ctx-size", "2048", store="chat")
@@ -163,70 +235,11 @@ ok(s.stop() == 0, "stop")
 
 # A model with a sliding window: this one's tokens and weights in another architecture. One line says it isn't stored.
 def sliding_model(source, target, window):
-    data = open(source, "rb").read()
-    at = 0
-
-    def take(form):
-        nonlocal at
-        values = struct.unpack_from("<" + form, data, at)
-        at += struct.calcsize("<" + form)
-        return values[0] if len(values) == 1 else values
-
-    def text():
-        nonlocal at
-        size = take("Q")
-        at += size
-        return data[at - size:at]
-
-    def skip(kind):
-        nonlocal at
-        sizes = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-        if kind == 8:
-            text()
-        elif kind == 9:
-            inner, size = take("IQ")
-            for _ in range(size):
-                skip(inner)
-        else:
-            at += sizes[kind]
-
-    def pack(key, kind, form, *value):
-        return struct.pack("<Q", len(key)) + key + struct.pack("<I", kind) + struct.pack("<" + form, *value)
-
-    _, _, n_tensors, n_keys = take("4sIQQ")
-    pairs = []
-    for _ in range(n_keys):
-        key = text()
-        start = at
-        kind = take("I")
-        skip(kind)
-        value = data[start:at]
-        if key == b"general.architecture":
-            value = struct.pack("<IQ", 8, 7) + b"cohere2"
-        pairs.append(struct.pack("<Q", len(key.replace(b"llama.", b"cohere2."))) + key.replace(b"llama.", b"cohere2.") + value)
-    pairs.append(pack(b"cohere2.attention.sliding_window", 4, "I", window))
-    pairs.append(pack(b"cohere2.attention.layer_norm_epsilon", 6, "f", 1e-5))
-    pairs.append(pack(b"cohere2.logit_scale", 6, "f", 1.0))
-    infos = []
-    for _ in range(n_tensors):
-        name = text()
-        dims = take("I")
-        shape = [take("Q") for _ in range(dims)]
-        infos.append((name, shape, take("I"), take("Q")))
-    base = (at + 31) // 32 * 32
-    ends = sorted(o for *_, o in infos) + [len(data) - base]
-    kept, blob, head = [], b"", b""
-    for name, shape, kind, offset in infos:
-        if name.endswith(b"ffn_norm.weight") or name == b"output.weight":
-            continue
-        size = ends[ends.index(offset) + 1] - offset
-        head += struct.pack("<Q", len(name)) + name + struct.pack("<I", len(shape))
-        head += struct.pack("<%dQ" % len(shape), *shape) + struct.pack("<IQ", kind, len(blob))
-        kept.append(name)
-        blob += data[base + offset:base + offset + size]
-        blob += b"\0" * (-len(blob) % 32)
-    out = struct.pack("<4sIQQ", b"GGUF", 3, len(kept), len(pairs)) + b"".join(pairs) + head
-    open(target, "wb").write(out + b"\0" * (-len(out) % 32) + blob)
+    pairs, tensors = read_model(source)
+    pairs = [(k.replace(b"llama.", b"cohere2."), v) for k, v in pairs if k != b"general.architecture"]
+    pairs += [(b"general.architecture", text_value(b"cohere2")), (b"cohere2.attention.sliding_window", number("I", window)),
+              (b"cohere2.attention.layer_norm_epsilon", number("f", 1e-5)), (b"cohere2.logit_scale", number("f", 1.0))]
+    write_model(target, pairs, [t for t in tensors if not t[0].endswith(b"ffn_norm.weight") and t[0] != b"output.weight"])
 
 
 sliding = os.path.join(os.environ["tmp"], "sliding.gguf")
@@ -247,6 +260,47 @@ for i in range(4):
     chat += " " + words(3, 70 + i)
 m = s.metrics()
 ok(m["impress_store_tokens"] == 0 and m["impress_store_written_bytes_total"] == 0, "nothing is written")
+ok(s.stop() == 0, "stop")
+os.remove(sliding)
+
+
+# The same with a recurrent one: this one's tokens, and one layer of weights by chance.
+def recurrent_model(source, target):
+    pairs, tensors = read_model(source)
+    n_vocab = next(shape[1] for name, shape, *_ in tensors if name == b"token_embd.weight")
+    pairs = [(k, v) for k, v in pairs if not k.startswith(b"llama.") and k != b"general.architecture"]
+    pairs.append((b"general.architecture", text_value(b"mamba")))
+    wide, inner, state, conv, rank = 16, 32, 8, 4, 2
+    for key, value in (("context_length", 2048), ("embedding_length", wide), ("block_count", 1), ("feed_forward_length", 0),
+                       ("attention.head_count", 0), ("ssm.conv_kernel", conv), ("ssm.inner_size", inner),
+                       ("ssm.state_size", state), ("ssm.time_step_rank", rank)):
+        pairs.append((b"mamba." + key.encode(), number("I", value)))
+    pairs.append((b"mamba.attention.layer_norm_rms_epsilon", number("f", 1e-5)))
+    dice = random.Random(3)
+    some = struct.pack("<4096f", *(dice.gauss(0, 0.3) for _ in range(4096)))
+    made = []
+    for name, shape in (("token_embd.weight", (wide, n_vocab)), ("output_norm.weight", (wide,)),
+                        ("blk.0.attn_norm.weight", (wide,)), ("blk.0.ssm_in.weight", (wide, 2 * inner)),
+                        ("blk.0.ssm_conv1d.weight", (conv, inner)), ("blk.0.ssm_conv1d.bias", (inner,)),
+                        ("blk.0.ssm_x.weight", (inner, rank + 2 * state)), ("blk.0.ssm_dt.weight", (rank, inner)),
+                        ("blk.0.ssm_dt.bias", (inner,)), ("blk.0.ssm_a", (state, inner)), ("blk.0.ssm_d", (inner,)),
+                        ("blk.0.ssm_out.weight", (inner, wide))):
+        n_bytes = 4 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        made.append((name.encode(), shape, 0, (some * (n_bytes // len(some) + 1))[:n_bytes]))
+    write_model(target, pairs, made)
+
+
+recurrent = os.path.join(os.environ["tmp"], "recurrent.gguf")
+recurrent_model(os.environ["IMPRESS_MODEL"], recurrent)
+s = Server("-m", recurrent, "--slots", "2", "--ctx-size", "1024", store="recurrent")
+ok("recurrent" in s.event("listening")["note"], s.event("listening"))
+for i in range(20):
+    r = s.complete(p + " " + words(4, 130 + i), 2)
+    ok(r.status == 200 and r.cached == 0, r)
+    ok(r.json["impress"]["tokens"]["computed"] == r.usage["prompt_tokens"], r)
+m = s.metrics()
+ok(m["impress_store_tokens"] == 0 and m["impress_store_written_bytes_total"] == 0, "nothing is written")
+ok(m["impress_prompts_total{way=\"computed\"}"] == 20, m)
 ok(s.stop() == 0, "stop")
 finish()
 PY
