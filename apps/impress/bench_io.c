@@ -27,7 +27,7 @@ enum { MAX_ITEMS = 16, MAX_CELLS = 512, MAX_ROUNDS = 31, FILL_BYTES = 1 << 20, F
 extern char **environ;
 
 typedef struct io_settings {
-    const char *sizes, *depths, *io, *store;
+    const char *sizes, *depths, *io, *store, *key_file;
     uint64_t file_size, io_limit, rounds;
     double seconds;
     bool no_direct, no_fio, json;
@@ -45,6 +45,7 @@ static const opt options[] = {
     {"io-limit", 0, OPT_SIZE, AT(io_limit), "SIZE", "read no more than SIZE a second (fio too)", false},
     {"store", 0, OPT_TEXT, AT(store), "DIR",
      "instead of all that: time reads of this store, and keep in it\nwhat they cost, for the loads to come", true},
+    {"key-file", 0, OPT_TEXT, AT(key_file), "FILE", "the key of that store, if it is encrypted", false},
     {"no-fio", 0, OPT_FLAG, AT(no_fio), NULL, "without fio beside it", true},
     {"json", 0, OPT_FLAG, AT(json), NULL, "one JSON object a line", true},
 };
@@ -398,6 +399,7 @@ static int calibrate(const io_settings *s, imp_io_mode mode)
     imp_read_costs costs;
     imp_store_opts_init(&opts);
     opts.io_mode = mode;
+    opts.key_file = s->key_file;
     opts.flags = IMP_STORE_MUST_EXIST | (s->no_direct ? IMP_STORE_NO_DIRECT : 0);
     if (imp_store_open(s->store, &opts, &store) < 0) return app_fail("%s", imp_last_error());
     int rc = imp_store_calibrate(store, &costs) < 0 ? app_fail("%s", imp_last_error()) : 0;

@@ -17,7 +17,7 @@
 enum { SAME = 0, DIFFER = 1, TROUBLE = 2, N_AROUND = 4 };
 
 typedef struct diff_settings {
-    store_settings store; /* only dir has an option here */
+    store_settings store; /* only dir and key have options here */
     const char *model, *salt, *cache_type;
     bool raw, special, json, verbose;
 } diff_settings;
@@ -29,6 +29,7 @@ static const opt options[] = {
     {"raw", 0, OPT_FLAG, AT(raw), NULL, "the files are whole prompts, without a chat template", false},
     {"special", 0, OPT_FLAG, AT(special), NULL, "with --raw: read the names of control tokens in them as such", true},
     {"store", 0, OPT_TEXT, AT(store.dir), "DIR", "say as well how much of each this store has", false},
+    {"key-file", 0, OPT_TEXT, AT(store.key_file), "FILE", "the key of an encrypted store", false},
     {"salt", 0, OPT_TEXT, AT(salt), "TEXT", "of the prefixes that are stored under this salt", false},
     {"cache-type", 0, OPT_TEXT, AT(cache_type), "TYPE", "the cache's type: f16 (default) or q8_0", false},
     {"json", 0, OPT_FLAG, AT(json), NULL, "print JSON: positions and sizes, no text of the files", true},
@@ -180,6 +181,7 @@ static int look_into_store(comparison *c)
     imp_space *space = NULL;
     imp_store_opts opts;
     imp_store_opts_init(&opts);
+    opts.key_file = s->store.key_file;
     bool writable = faccessat(AT_FDCWD, dir, W_OK, AT_EACCESS) == 0 || errno == ENOENT;
     opts.flags = IMP_STORE_MUST_EXIST | (writable ? 0 : IMP_STORE_READONLY);
     int rc = imp_store_open(dir, &opts, &store) < 0 ? app_fail("%s", imp_last_error()) : 0;

@@ -20,13 +20,15 @@ typedef struct inspect_settings {
 } inspect_settings;
 
 #define AT(member) offsetof(inspect_settings, member)
+#define KEY_OPT                                                                                                        \
+    {                                                                                                                  \
+        "key-file", 0, OPT_TEXT, AT(store.key_file), "FILE", "the key of an encrypted store", false                    \
+    }
 #define STORE_OPT                                                                                                      \
     {                                                                                                                  \
         "store", 0, OPT_TEXT, AT(store.dir), "DIR", "the store, if it isn't the argument STORE", false                 \
     },                                                                                                                 \
-    {                                                                                                                  \
-        "key-file", 0, OPT_TEXT, AT(store.key_file), "FILE", "the key of an encrypted store", false                    \
-    }
+        KEY_OPT
 #define JSON_OPT                                                                                                       \
     {                                                                                                                  \
         "json", 0, OPT_FLAG, AT(json), NULL, "print JSON", true                                                        \
@@ -218,6 +220,15 @@ static const opt stat_opts[] = {STORE_OPT, JSON_OPT};
 const opt_command stat_command = {"stat",    "stat [STORE] [--json]", "Sizes and counts of a store.", NULL,
                                   stat_opts, N_OPTS(stat_opts)};
 
+/* null: not measured on this file system. */
+static json_t *costs_json(imp_store *store)
+{
+    imp_read_costs costs;
+    if (imp_store_get_read_costs(store, &costs) < 0 || costs.measured_s == 0) return json_null();
+    return json_pack("{s:f,s:f,s:I}", "read_ns", costs.read_ns, "byte_ns", costs.byte_ns, "measured_s",
+                     (json_int_t)costs.measured_s);
+}
+
 static void print_costs(imp_store *store)
 {
     imp_read_costs costs;
@@ -243,10 +254,11 @@ int cmd_stat(int argc, char **argv)
         rc = app_fail("%s", imp_last_error());
     } else if (in.s.json) {
         rc = report_print_json(json_pack(
-            "{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:s,s:o}", "disk_bytes", (json_int_t)st.disk_bytes, "limit_bytes",
+            "{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:s,s:o,s:o}", "disk_bytes", (json_int_t)st.disk_bytes, "limit_bytes",
             (json_int_t)st.limit_bytes, "kv_bytes", (json_int_t)st.kv_bytes, "spaces", (json_int_t)st.n_spaces, "nodes",
             (json_int_t)st.n_nodes, "segments", (json_int_t)st.n_segments, "tokens", (json_int_t)st.n_tokens,
-            "tree_memory_bytes", (json_int_t)st.memory_bytes, "io_mode", st.io_mode, "layouts", layouts_json(&l)));
+            "tree_memory_bytes", (json_int_t)st.memory_bytes, "io_mode", st.io_mode, "reads", costs_json(in.store),
+            "layouts", layouts_json(&l)));
     } else {
         char disk[32], limit[32], kv[32], memory[32];
         printf("on disk        %s of %s\n", text_bytes(st.disk_bytes, disk), text_bytes(st.limit_bytes, limit));
@@ -348,7 +360,7 @@ int cmd_verify(int argc, char **argv)
 
 /* ---- rm */
 
-static const opt rm_opts[] = {{"all", 0, OPT_FLAG, AT(all), NULL, "remove everything", true}};
+static const opt rm_opts[] = {KEY_OPT, {"all", 0, OPT_FLAG, AT(all), NULL, "remove everything", true}};
 const opt_command rm_command = {"rm",
                                 "rm STORE NODE... | rm STORE --all",
                                 "Remove nodes and everything below them (numbers as `impress ls` shows them).",
@@ -441,7 +453,7 @@ int cmd_gc(int argc, char **argv)
 
 /* ---- pin */
 
-static const opt pin_opts[] = {{"off", 0, OPT_FLAG, AT(off), NULL, "no longer", true}};
+static const opt pin_opts[] = {KEY_OPT, {"off", 0, OPT_FLAG, AT(off), NULL, "no longer", true}};
 const opt_command pin_command = {
     "pin",           "pin STORE NODE... [--off]", "Keep nodes, and what they stand on, from eviction.", NULL, pin_opts,
     N_OPTS(pin_opts)};

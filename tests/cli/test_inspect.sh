@@ -18,6 +18,11 @@ json_ok "$tmp/ls.json" 'd[0]["sketch_bits"] > 0 and d[0]["probe_heads"] == 0'
 "$IMPRESS" stat "$tmp/store" --json >"$tmp/stat.json" || fail "stat --json"
 du=$(du -s --block-size=1 "$tmp/store" | cut -f1)
 json_ok "$tmp/stat.json" "abs(d['disk_bytes'] - $du) <= 65536"
+json_ok "$tmp/stat.json" 'd["reads"] is None'
+"$IMPRESS" stat "$tmp/store" | grep -q '^reads  *not measured' || fail "stat tells of costs that nobody measured"
+"$IMPRESS" bench io --store "$tmp/store" >/dev/null || fail "bench io --store"
+"$IMPRESS" stat "$tmp/store" --json >"$tmp/stat.json" || fail "stat --json"
+json_ok "$tmp/stat.json" 'd["reads"]["read_ns"] >= 0 and d["reads"]["byte_ns"] > 0 and d["reads"]["measured_s"] > 1.7e9'
 [ "$("$IMPRESS" verify "$tmp/store")" = clean ] || fail "a fresh store isn't clean"
 "$IMPRESS" verify "$tmp/store" --json >"$tmp/v.json" && json_ok "$tmp/v.json" 'd["clean"] and d["findings"] == []'
 
