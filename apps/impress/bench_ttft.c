@@ -9,6 +9,7 @@
 
 #include "bench.h"
 #include "model.h"
+#include "retention.h"
 
 static const opt options[] = {
     TTFT_SET_OPTS,
@@ -17,7 +18,7 @@ static const opt options[] = {
      "(default: recomp,as,as-h2o-lru,as-h2o-lfu,impress-paper,impress)",
      true},
     {"retention", 'r', OPT_TEXT, TTFT_AT(retention), "LIST",
-     "shares of the prefix's tokens that each layer gets, for systems\nthat choose (default: 0.25)", true},
+     "shares of the prefix's tokens that each layer gets, for systems\nthat choose (default: 0.25); auto[:MASS[:LEAST-MOST]]: as few as\nhold so much of the attention", true},
     {"adaptive", 0, OPT_FLAG, TTFT_AT(adaptive), NULL,
      "and once more so that they load whole, or compute, where that\nlooks quicker", true},
     {"io-limit", 0, OPT_TEXT, TTFT_AT(limits), "LIST",
@@ -92,7 +93,7 @@ static int plan_limits(ttft_bench *b)
     return b->n_limits ? 0 : opt_misuse(b->command, "--io-limit is empty");
 }
 
-static int add_cell(ttft_bench *b, const char *text, double retention, bool adaptive)
+static int add_cell(ttft_bench *b, const char *text, const app_retention *retention, bool adaptive)
 {
     char error[SWITCH_ERROR_BYTES];
     ttft_cell *more = realloc(b->cells, (b->n_cells + 1) * sizeof *more);
@@ -100,8 +101,12 @@ static int add_cell(ttft_bench *b, const char *text, double retention, bool adap
     b->cells = more;
     ttft_cell *c = &more[b->n_cells];
     *c = (ttft_cell){0};
-    if (app_system_make("--systems", text, &b->s->store.switches, retention, &c->system, error) < 0)
+    if (app_system_make("--systems", text, &b->s->store.switches, retention->share, &c->system, error) < 0)
         return opt_misuse(b->command, "%s", error);
+    if (c->system.chooses) {
+        retention_apply(retention, &c->system.load);
+        retention_add_name(retention, c->system.name, sizeof c->system.name);
+    }
     c->adaptive = adaptive;
     snprintf(c->name, sizeof c->name, "%s%s", c->system.name, adaptive ? ", adaptive" : "");
     b->n_cells++;
@@ -116,14 +121,14 @@ static int plan_systems(ttft_bench *b)
         const char *list = b->s->retention ? b->s->retention : "0.25";
         bool any = false;
         while (next_item(&list, item, sizeof item)) {
-            double r;
+            app_retention r;
             any = true;
-            if (!text_parse_real(item, &r) || !(r > 0 && r <= 1))
-                return opt_misuse(b->command, "--retention wants shares over 0 and up to 1, not `%s`", item);
-            int rc = add_cell(b, name, r, false);
+            if (!retention_parse(item, &r))
+                return opt_misuse(b->command, "--retention wants " RETENTION_LIST_WANTS ", not `%s`", item);
+            int rc = add_cell(b, name, &r, false);
             if (rc) return rc;
             if (!b->cells[b->n_cells - 1].system.chooses) break; /* the share has no meaning for it */
-            if (b->s->adaptive && (rc = add_cell(b, name, r, true)) != 0) return rc;
+            if (b->s->adaptive && (rc = add_cell(b, name, &r, true)) != 0) return rc;
         }
         if (!any) return opt_misuse(b->command, "--retention is empty");
     }

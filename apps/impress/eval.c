@@ -30,7 +30,8 @@ static const opt options[] = {
      "systems to compare, each NAME or NAME+SWITCH=VALUE...\n(default: recomp,as,as-h2o-lru,impress)", true},
     {"retention", 'r', OPT_TEXT, AT(retention), "LIST",
      "shares of the prefix's tokens that each layer gets, over\n"
-     "0 to 1, for systems that choose (default: 0.25)", false},
+     "0 to 1, for systems that choose (default: 0.25);\n"
+     "auto[:MASS[:LEAST-MOST]]: as few as hold so much of the\nattention (0.9), and between those bounds (0.05-0.5)", false},
     {"warm", 0, OPT_COUNT, AT(warm), "N",
      "train examples asked before the scored questions, so that\n"
      "caches and history know the prefix (default: 8)", true},

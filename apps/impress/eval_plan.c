@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "model.h"
+#include "retention.h"
 
 /* The next item of a comma-separated list, without spaces around it. False: there is none. */
 static bool next_item(const char **list, char *item, size_t n)
@@ -39,19 +40,22 @@ static void describe(const eval *e, eval_variant *v)
 }
 
 /* Add a system with a retention, unless it is there. */
-static int add_variant(eval *e, const opt_command *command, const app_system *system, double retention, bool asked)
+static int add_variant(eval *e, const opt_command *command, const app_system *system, const app_retention *retention,
+                       bool asked)
 {
+    app_system own = *system;
+    retention_apply(retention, &own.load);
+    retention_add_name(retention, own.name, sizeof own.name);
     for (size_t i = 0; i < e->n_variants; i++) {
         const app_system *has = &e->variants[i].system;
-        if (strcmp(has->name, system->name) != 0 || has->load.retention != retention) continue;
+        if (strcmp(has->name, own.name) != 0 || has->load.retention != own.load.retention) continue;
         e->variants[i].asked |= asked;
         return 0;
     }
     if (e->n_variants == EVAL_MAX_VARIANTS)
         return opt_misuse(command, "more than %d systems and retentions", EVAL_MAX_VARIANTS);
     eval_variant *v = &e->variants[e->n_variants++];
-    *v = (eval_variant){.system = *system, .plain = system->recompute, .asked = asked};
-    v->system.load.retention = retention;
+    *v = (eval_variant){.system = own, .plain = system->recompute, .asked = asked};
     imp_llama_request_init(&v->request);
     app_system_request(&v->system, &v->request);
     v->request.store_new = false;
@@ -66,15 +70,16 @@ static int add_system(eval *e, const opt_command *command, const char *where, co
     app_system system;
     char error[SWITCH_ERROR_BYTES];
     if (app_system_make(where, text, given, 1, &system, error) < 0) return opt_misuse(command, "%s", error);
-    if (!system.chooses) return add_variant(e, command, &system, 1, asked);
+    const app_retention all = {.share = 1};
+    if (!system.chooses) return add_variant(e, command, &system, &all, asked);
     const char *list = e->s->retention ? e->s->retention : "0.25";
     char item[64];
     int rc = 0;
     while (rc == 0 && next_item(&list, item, sizeof item)) {
-        double r;
-        if (!text_parse_real(item, &r) || !(r > 0 && r <= 1))
-            return opt_misuse(command, "--retention wants shares over 0 and up to 1, not `%s`", item);
-        rc = add_variant(e, command, &system, r, asked);
+        app_retention r;
+        if (!retention_parse(item, &r))
+            return opt_misuse(command, "--retention wants " RETENTION_LIST_WANTS ", not `%s`", item);
+        rc = add_variant(e, command, &system, &r, asked);
     }
     return rc;
 }

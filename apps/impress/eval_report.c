@@ -75,7 +75,7 @@ static int print_task(const eval *e, const eval_task *t)
         if (!v->asked) continue;
         if ((rc = summarise(e, t, i, &s)) != 0) break;
         if (may_fall_back(v)) snprintf(fallback, sizeof fallback, "%.1f", s.fallback * 100);
-        ok = v->system.chooses
+        ok = v->system.chooses && !(v->request.load.mass > 0)
                  ? text_table_add(table, "%s %g %%", v->system.name, v->request.load.retention * 100)
                  : text_table_add(table, "%s", v->system.name);
         ok = ok && text_table_add(table, "%.1f", s.accuracy_sum * 100) &&

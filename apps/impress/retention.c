@@ -5,6 +5,8 @@
 
 #include "text.h"
 
+static const app_retention by_mass = {.share = 0.5, .mass = 0.9, .least = 0.05};
+
 static bool is_share(double x) { return x > 0 && x <= 1; }
 
 /* LEAST-MOST */
@@ -23,7 +25,7 @@ bool retention_parse(const char *text, app_retention *out)
     *out = (app_retention){.share = RETENTION_DEFAULT};
     if (!text) return true;
     if (strncmp(text, "auto", 4) != 0) return text_parse_real(text, &out->share) && is_share(out->share);
-    *out = (app_retention){.share = 0.5, .mass = 0.9, .least = 0.05};
+    *out = by_mass;
     if (!text[4]) return true;
     if (text[4] != ':') return false;
     char mass[32];
@@ -40,4 +42,15 @@ void retention_apply(const app_retention *r, imp_load_opts *opts)
     opts->retention = r->share;
     opts->mass = (float)r->mass;
     opts->least_retention = (float)r->least;
+}
+
+void retention_add_name(const app_retention *r, char *name, size_t n_bytes)
+{
+    size_t n = strlen(name);
+    bool bounds = r->least < by_mass.least || r->least > by_mass.least || r->share < by_mass.share ||
+                  r->share > by_mass.share;
+    if (!(r->mass > 0)) return;
+    snprintf(name + n, n_bytes - n, ", auto:%g", r->mass);
+    n = strlen(name);
+    if (bounds) snprintf(name + n, n_bytes - n, ":%g-%g", r->least, r->share);
 }

@@ -3,6 +3,7 @@
 #define APP_RETENTION_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 #include "impress/impress.h"
 
@@ -21,6 +22,12 @@ bool retention_parse(const char *text, app_retention *out);
 /* For options whose switches choose tokens. */
 void retention_apply(const app_retention *r, imp_load_opts *opts);
 
+/* Behind a system's name what tells it apart: ", auto:0.9", with bounds where they aren't the default. Nothing of a plain
+ * share. */
+void retention_add_name(const app_retention *r, char *name, size_t n_bytes);
+
 #define RETENTION_WANTS "a share over 0 and up to 1, or auto[:MASS[:LEAST-MOST]]"
+
+#define RETENTION_LIST_WANTS "shares over 0 and up to 1, or auto[:MASS[:LEAST-MOST]]"
 
 #endif

@@ -17,7 +17,7 @@ for command in ttft peer-llama-server; do
     expect 2 'exclude each other' "${b[@]}" "${base[@]}" -p x --questions y
     expect 2 'unknown system' "${b[@]}" "${base[@]}" -s frob
     expect 2 '--systems wants at least one' "${b[@]}" "${base[@]}" -s ,
-    for r in 0 1.5 x; do expect 2 '--retention wants shares' "${b[@]}" "${base[@]}" -s impress -r "$r"; done
+    for r in 0 1.5 x auto:1; do expect 2 '--retention wants shares' "${b[@]}" "${base[@]}" -s impress -r "$r"; done
     expect 2 '--reps wants' "${b[@]}" "${base[@]}" --reps 0
     for n in x 0 15; do expect 2 '--prefix-tokens wants' "${b[@]}" "${base[@]}" --prefix-tokens "$n"; done
     expect 2 'no disk' "${b[@]}" "${base[@]}" --store none

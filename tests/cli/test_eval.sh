@@ -12,7 +12,7 @@ expect 2 'no questions' "${no[@]}"
 expect 2 'frob.*as-h2o-lru.*recomp' "${no[@]}" --tasks "$tasks" --systems as,frob
 expect 2 'at least one' "${no[@]}" --tasks "$tasks" --systems ,
 expect 2 'at least one' "${no[@]}" --tasks "$tasks" --task ,
-for r in 0 1.5 nan 0.5,x; do expect 2 'retention wants' "${no[@]}" --tasks "$tasks" --retention "$r"; done
+for r in 0 1.5 nan 0.5,x auto:1 auto:0.9:0.5; do expect 2 'retention wants' "${no[@]}" --tasks "$tasks" --retention "$r"; done
 expect 2 'retention has no meaning' "${no[@]}" --tasks "$tasks" --systems recomp,as --retention 0.5
 expect 2 'scoring.*auto, sum, norm' "${no[@]}" --tasks "$tasks" --scoring best
 expect 2 'reference.*as, recomp' "${no[@]}" --tasks "$tasks" --reference spi
@@ -85,6 +85,12 @@ cmp -s "$tmp/1.json" "$tmp/2.json" || fail "after a torn row there are other fig
 [ "$(wc -l <"$tmp/rows.jsonl")" -eq 32 ] || fail "$(wc -l <"$tmp/rows.jsonl") rows, not 32"
 json_ok "$tmp/3.json" 'all(r["n"] == 8 for r in d)'
 [ "$(sort -u "$tmp/rows.jsonl" | wc -l)" -eq 32 ] || fail "rows stand twice"
+
+# As few tokens as hold a share of the attention: a row of its own beside that of a plain share.
+"${ev[@]}" --shots 12 --warm 2 --systems impress --retention 0.5,auto:0.9 --limit 2 --json >"$tmp/a.json" 2>"$tmp/err" ||
+    fail "eval of auto: $(cat "$tmp/err")"
+json_ok "$tmp/a.json" '[(r["system"], r["retention"]) for r in d] == [("impress", 0.5), ("impress, auto:0.9", 0.5)]'
+json_ok "$tmp/a.json" 'd[1]["bytes_read"] <= d[0]["bytes_read"] and 0.5 < d[1]["mass"] <= 1'
 
 # Systems whose stores differ, filled from one prefill and warmed alike.
 "${ev[@]}" --systems as-h2o-lru,impress,impress-paper,contiguous,spi+rank=reconstruction,random --warm 2 --limit 2 --out "$tmp/s.jsonl" \

@@ -8,6 +8,7 @@
 
 #include "admin.h"
 #include "metrics.h"
+#include "retention.h"
 #include "ui.h"
 
 enum { LOOK_MS = 200, COMMENT_MS = 10000 }; /* how often a waiting connection looks for its client, and writes to it */
@@ -19,21 +20,29 @@ static int make_request(const api *a, const oai_request *q, app_system *system, 
 {
     const oai_impress *i = &q->impress;
     *system = a->system;
-    if (i->system || i->retention > 0) {
+    app_retention retention = {.share = i->retention > 0 ? i->retention : a->retention};
+    if (i->auto_retention && !(retention_parse(i->auto_retention, &retention) && retention.mass > 0))
+        return oai_fail(e, 400, "invalid_value", "impress.retention",
+                        "`impress.retention` must be a number, or \"auto[:MASS[:LEAST-MOST]]\"");
+    bool asked = i->retention > 0 || i->auto_retention;
+    if (i->system || asked) {
         char error[SWITCH_ERROR_BYTES];
         const char *name = i->system ? i->system : a->system.name;
-        double retention = i->retention > 0 ? i->retention : a->retention;
-        if (app_system_make("impress.system", name, a->switches, retention, system, error) < 0)
+        if (app_system_make("impress.system", name, a->switches, retention.share, system, error) < 0)
             return oai_fail(e, 400, "unknown_system", "impress.system", "%s", error);
-        if (i->retention > 0 && i->retention < 1 && !system->chooses && !i->full_load)
+        if (asked && retention.share < 1 && !system->chooses && !i->full_load)
             return oai_fail(e, 400, "no_retention", "impress.retention",
                             "system %s loads every token, whatever the retention", system->name);
+        if (system->chooses) retention_apply(&retention, &system->load);
+        /* The slots tell by it whether a load may be in part. */
+        if (retention.mass > 0 && !(system->load.retention < 1)) system->load.retention = 0.999;
     }
     /* One policy for the host tier: a request with another one would empty it. */
     system->load.switches.cache = a->system.load.switches.cache;
     if (i->full_load) {
         system->load.switches.identify = IMP_IDENTIFY_NONE;
         system->load.retention = 1;
+        system->load.mass = 0;
     }
     imp_llama_request_init(out);
     app_system_request(system, out);
@@ -176,6 +185,13 @@ static const char *way_of(const job_result *s)
     return s->live_tokens ? "live" : "computed";
 }
 
+/* What each layer got, as a share; 0: the question has no meaning. */
+static double retention_of(const imp_load_opts *o, const imp_llama_report *p)
+{
+    if (p->way != IMP_LLAMA_WAY_PARTIAL) return 0;
+    return o->mass > 0 && p->matched_tokens ? (double)p->loaded_tokens / (double)p->matched_tokens : o->retention;
+}
+
 static oai_report make_report(const answer *w, const http_request *r, const job_result *s, oai_usage *usage)
 {
     *usage = (oai_usage){s->prompt_tokens, s->live_tokens + s->stored_tokens, s->generated_tokens};
@@ -183,7 +199,7 @@ static oai_report make_report(const answer *w, const http_request *r, const job_
     return (oai_report){
         .way = way_of(s),
         .system = w->system.name,
-        .retention = p->way == IMP_LLAMA_WAY_PARTIAL ? w->j->request.load.retention : 0,
+        .retention = retention_of(&w->j->request.load, p),
         .live_tokens = s->live_tokens,
         .loaded_tokens = p->loaded_tokens,
         .computed_tokens = s->computed_tokens,

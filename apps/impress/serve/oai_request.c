@@ -763,13 +763,15 @@ static int get_impress(parse *p, const json_t *v)
     if (only_fields(p, v, "impress", known) != 0) return -1;
     const json_t *retention = get(v, "retention");
     const char *cache = "on";
-    if (get_real(p, retention, "impress.retention", 0, 1, &o->retention) != 0 ||
+    bool is_text = json_is_string(retention);
+    if ((is_text ? get_text(p, retention, "impress.retention", MAX_NAME_BYTES, &o->auto_retention)
+                 : get_real(p, retention, "impress.retention", 0, 1, &o->retention)) != 0 ||
         get_text(p, get(v, "system"), "impress.system", MAX_NAME_BYTES, &o->system) != 0 ||
         get_bool(p, get(v, "full_load"), "impress.full_load", &o->full_load) != 0 ||
         get_text(p, get(v, "cache"), "impress.cache", MAX_NAME_BYTES, &cache) != 0 ||
         get_text(p, get(v, "salt"), "impress.salt", MAX_SALT_BYTES, &o->salt) != 0)
         return -1;
-    if (retention && o->retention <= 0)
+    if (retention && !is_text && o->retention <= 0)
         return oai_fail(p->e, 400, INVALID, "impress.retention", "`impress.retention` must be above 0");
     if (o->full_load && retention && o->retention < 1)
         return oai_fail(p->e, 400, INVALID, "impress.full_load",

@@ -72,6 +72,7 @@ typedef struct oai_sampling {
 /* The request's own object `impress`. A field that wasn't sent is NULL, or 0 for retention. */
 typedef struct oai_impress {
     double retention;   /* (0, 1] */
+    const char *auto_retention; /* `retention` as a text, which the server reads: "auto", "auto:0.95" */
     const char *system; /* any text: what systems there are, the server knows */
     bool full_load;
     bool cache_off;     /* `cache`: "off". Neither looked up nor stored */

@@ -388,6 +388,8 @@ static const struct {
     {CHAT(",\"impress\":{\"retain\":1}"), "impress.retain", "unknown"},
     {CHAT(",\"impress\":{\"retention\":0}"), "impress.retention", "above 0"},
     {CHAT(",\"impress\":{\"retention\":1.5}"), "impress.retention", "1"},
+    {CHAT(",\"impress\":{\"retention\":true}"), "impress.retention", "number"},
+    {CHAT(",\"impress\":{\"full_load\":true,\"retention\":\"auto\"}"), "impress.full_load", "contradict"},
     {CHAT(",\"impress\":{\"cache\":\"maybe\"}"), "impress.cache", "off"},
     {CHAT(",\"impress\":{\"cache\":false}"), "impress.cache", "string"},
     {CHAT(",\"impress\":{\"full_load\":true,\"retention\":0.5}"), "impress.full_load", "contradict"},
