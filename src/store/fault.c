@@ -96,6 +96,7 @@ bool imp_ballast_give(imp_store *s)
     struct stat st;
     if (s->dir_fd < 0 || s->readonly || !look(s, &st) || st.st_blocks == 0) return false;
     if (unlinkat(s->dir_fd, ballast, 0) != 0) return false;
+    atomic_store_explicit(&s->may_ballast, true, memory_order_relaxed);
     imp_log(IMP_LOG_WARN, "%s: the disk is full; %lld bytes of ballast are given up to work on it", s->dir,
             (long long)st.st_blocks * 512);
     return true;
@@ -121,6 +122,8 @@ void imp_ballast_take(imp_store *s)
     /* A copied store's may have come without its blocks: copying leaves out what holds nothing. */
     bool thin = there && S_ISREG(st.st_mode) && (uint64_t)st.st_size >= want && (uint64_t)st.st_blocks * 512 < want;
     if (want == 0 || (there && !thin && (uint64_t)st.st_size >= want)) return;
+    /* Who only looks, or removes something, doesn't know the limit: it may be too small for one. */
+    if (!there && !atomic_load_explicit(&s->may_ballast, memory_order_relaxed)) return;
     if (!fits(s, want)) return;
     /* A shorter one is of a process that was killed as it made it, or of one that is at it: that one loses it. */
     if (there && !thin) (void)unlinkat(s->dir_fd, ballast, 0);

@@ -19,7 +19,9 @@ static const struct {
     {0x6969, "NFS"},           {0xff534d42, "CIFS"},  {0xfe534d42, "SMB"},    {0x517b, "SMB"},
     {0x01021997, "9p"},        {0x564c, "NCP"},       {0x5346414f, "AFS"},    {0x6b414653, "AFS"},
     {0x73757245, "Coda"},      {0x00c36400, "Ceph"},  {0x0bd00bd0, "Lustre"}, {0x47504653, "GPFS"},
-    {0x19830326, "FhGFS"},     {0x7461636f, "OCFS2"}, {0x01161970, "GFS2"},
+    {0x19830326, "BeeGFS"},    {0x7461636f, "OCFS2"}, {0x01161970, "GFS2"},   {0x20030528, "OrangeFS"},
+    {0xaad7aaea, "PanFS"},     {0xbeefdead, "SNFS"},  {0x013111a8, "IBRIX"},  {0x61636673, "ACFS"},
+    {0x7c7c6673, "Parallels' shared folders"},
     {0x786f4256, "VirtualBox's shared folders"},
     {0xbacbacbc, "VMware's shared folders"},
 };

@@ -225,6 +225,7 @@ static int open_store(const char *dir, const imp_store_opts *opts, imp_store **o
     if (rc == 0 && !s->readonly && limited && !(s->opts.flags & IMP_STORE_MEMORY)) rc = imp_evict_at_open(s);
     if (rc == 0 && !s->readonly) rc = imp_writer_start(s);
     if (rc == 0) {
+        if (limited) atomic_store_explicit(&s->may_ballast, true, memory_order_relaxed);
         imp_ballast_take(s);
         *out = s;
         return 0;

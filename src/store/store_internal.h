@@ -247,6 +247,7 @@ struct imp_store {
     bool full_logged;
     bool over_limit;          /* the writer's: its entry failed by the limit, and no disk is to blame */
     imp_fault faults[IMP_N_FAULTS];
+    atomic_bool may_ballast;  /* a ballast may be made: the limit was named, or something was written; relaxed */
     atomic_bool faulty;       /* one of them is there; relaxed: only a hint */
 
     pthread_cond_t work, done;

@@ -384,7 +384,10 @@ static void *run(void *user)
         size_t stored;
         s->over_limit = false;
         int rc = store_entry(s, job, &stored, &any);
-        if (rc == 0) imp_ballast_take(s);
+        if (rc == 0) {
+            atomic_store_explicit(&s->may_ballast, true, memory_order_relaxed);
+            imp_ballast_take(s);
+        }
         if (rc == IMP_E_NOTFOUND) (void)imp_dir_folders(s); /* somebody has removed one: the next entry finds it */
         pthread_mutex_lock(&s->lock);
         finish(s, job, rc, stored, any);

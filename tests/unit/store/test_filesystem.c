@@ -34,6 +34,9 @@ static void network_file_systems_are_refused(void **state)
     assert_string_equal(imp_fs_refused(0xfe534d42, "smb3"), "SMB");
     assert_string_equal(imp_fs_refused(0x01021997, NULL), "9p");
     assert_string_equal(imp_fs_refused(0x00c36400, "ceph"), "Ceph");
+    assert_string_equal(imp_fs_refused(0x19830326, "beegfs"), "BeeGFS");
+    assert_string_equal(imp_fs_refused(0x20030528, "pvfs2"), "OrangeFS");
+    assert_string_equal(imp_fs_refused(0xffffffffaad7aaeau, NULL), "PanFS");
 }
 
 static void of_fuse_only_what_is_known(void **state)

@@ -462,6 +462,47 @@ static void ballast_is_mended(void **state)
     }
 }
 
+/* Who opens a store without naming a limit makes none: one of a few MiB would be exceeded by it. */
+static void ballast_where_the_limit_is_known(void **state)
+{
+    const char *file = imp_test_path(*state, "store/ballast"), *dir = imp_test_path(*state, "store");
+    imp_store_opts small, large, unnamed;
+    imp_world w;
+    imp_gc_report r;
+    struct stat st;
+    imp_world_opts(&small);
+    imp_world_opts(&large);
+    imp_world_opts(&unnamed);
+    small.limit_bytes = 2 * MIB;
+    large.limit_bytes = 64 * MIB;
+    assert_int_equal(imp_world_open(&w, dir, &small, NULL), 0);
+    for (int i = 0; i < 30; i++) add(&w, i);
+    imp_world_close(&w);
+    uint64_t before = imp_world_du(dir);
+    assert_in_range(before, MIB, 2 * MIB);
+    assert_int_equal(imp_world_open(&w, dir, &unnamed, NULL), 0);
+    uint64_t node = pin(&w, 29);
+    assert_int_equal(imp_store_remove(w.store, node), 0);
+    assert_int_equal(imp_store_gc(w.store, &r), 0);
+    assert_int_equal(imp_world_verify(&w, false, true), 0);
+    imp_world_close(&w);
+    assert_int_equal(lstat(file, &st), -1);
+    assert_true(imp_world_du(dir) < before + MIB / 2);
+    /* what is there stays; who names a limit, or writes, makes it */
+    assert_int_equal(imp_world_open(&w, dir, &large, NULL), 0);
+    imp_world_close(&w);
+    assert_int_equal(lstat(file, &st), 0);
+    assert_int_equal(imp_world_open(&w, dir, &unnamed, NULL), 0);
+    imp_world_close(&w);
+    assert_int_equal(lstat(file, &st), 0);
+    assert_int_equal(unlink(file), 0);
+    assert_int_equal(imp_world_open(&w, dir, &unnamed, NULL), 0);
+    assert_int_equal(lstat(file, &st), -1);
+    add(&w, 40);
+    imp_world_close(&w);
+    assert_int_equal(lstat(file, &st), 0);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void)
@@ -469,7 +510,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(smaller_after_a_restart), TEST(a_log_evicts_nothing), TEST(too_old),       TEST(refused_once),
         TEST(shared_heads_outlive_floods), TEST(floods_hit_their_own), TEST(pinned_shares), TEST(nothing_to_tell_by),
-        TEST(ballast_is_mended),
+        TEST(ballast_is_mended), TEST(ballast_where_the_limit_is_known),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
