@@ -41,8 +41,8 @@ static float spread(imp_rng *r) { return (float)(imp_rng_unit(r) + imp_rng_unit(
 
 static const imp_rope rope = {.pairs = IMP_ROPE_NORM, .n_dims = DIM, .base = 1e4f, .freq_scale = 1, .attn_factor = 1};
 
-/* Keys near a small subspace; along its first direction, which all queries look for, in stretches of 40 tokens. That one
- * has only dims that turn slowly. */
+/* Keys near a small subspace; along its first direction, which all queries look for, in stretches of 40 tokens. That
+ * one has only dims that turn slowly. */
 static void make_layer(world *w, imp_rng *r)
 {
     for (size_t i = 0; i < (size_t)KV_HEADS * SALIENT * DIM; i++) {

@@ -1,7 +1,7 @@
 /* batch.c: chunks that are at hand, worked on by several threads.
  *
- * Waiting and checking is the load's own thread's; widening and copying take as long as that, or longer, and chunks don't
- * touch each other's rows. Waking threads takes some microseconds, so that few chunks aren't worth it.
+ * Waiting and checking is the load's own thread's; widening and copying take as long as that, or longer, and chunks
+ * don't touch each other's rows. Waking threads takes some microseconds, so that few chunks aren't worth it.
  */
 #include "base/clock.h"
 #include "session/load.h"

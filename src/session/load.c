@@ -12,7 +12,13 @@
 #include "session/costs.h"
 #include "session/load.h"
 
-enum { DEFAULT_QUERY_ROWS = 32, DEFAULT_SKETCH_ROWS = 8, DEFAULT_PROBE_HEADS = 3, DEFAULT_PERIOD = 4, LEAST_PROBE_HEADS = 16 };
+enum {
+    DEFAULT_QUERY_ROWS = 32,
+    DEFAULT_SKETCH_ROWS = 8,
+    DEFAULT_PROBE_HEADS = 3,
+    DEFAULT_PERIOD = 4,
+    LEAST_PROBE_HEADS = 16
+};
 
 static const float default_least_retention = 0.05f;
 

@@ -180,8 +180,8 @@ imp_host_key imp_stream_key(const imp_plan_span *span, uint32_t layer, uint32_t 
 /* Is a piece there, so that imp_stream_check() won't wait? */
 bool imp_stream_is_here(const imp_slot *s, uint32_t piece);
 
-/* ---- batch.c: what is done chunk by chunk, in any order. Chunks that are there are collected and then worked on by all
- * threads; before the load waits for one that isn't, those before it are done. */
+/* ---- batch.c: what is done chunk by chunk, in any order. Chunks that are there are collected and then worked on by
+ * all threads; before the load waits for one that isn't, those before it are done. */
 
 enum { IMP_BATCH_CHUNKS = 256 };
 

@@ -25,8 +25,9 @@ static void test_texts(void **unused)
         {"auto:0.99:0.1-1", 1, 0.99, 0.1, ", auto:0.99:0.1-1"},
         {"auto:0.9:0.2-0.2", 0.2, 0.9, 0.2, ", auto:0.9:0.2-0.2"},
     };
-    static const char *const bad[] = {"",        "0",        "1.1",          "x",          "auto:",     "auto:1", "auto:0",
-                                      "auto0.9", "auto:0.9:", "auto:0.9:0.5", "auto:.9:.5-.1", "auto:.9:0-1", "automatic"};
+    static const char *const bad[] = {
+        "",        "0",         "1.1",          "x",             "auto:",       "auto:1",   "auto:0",
+        "auto0.9", "auto:0.9:", "auto:0.9:0.5", "auto:.9:.5-.1", "auto:.9:0-1", "automatic"};
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         app_retention r;
         imp_load_opts o;

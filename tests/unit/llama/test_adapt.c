@@ -128,6 +128,92 @@ static void test_average(void **state)
     assert_true(fabs(lc_speed_expect(&s, &ops, 10, 100, 0) - 70) < 1e-6);
 }
 
+/* A machine of the test's own: what an operation takes differs by the tokens at once and the cells, and each pass takes
+ * up to `noise` more or less than that. */
+typedef struct machine {
+    lc_ops ops;
+    double ns[2][LC_SPEEDS];
+    double noise;
+    double byte_ns, token_bytes;         /* of the disk, and of the prefix */
+    double gather_ns, identify_ns;       /* a token */
+    imp_rng *rng;
+} machine;
+
+enum { BATCH = 512 };
+
+static double pass_ns(const machine *m, size_t n, size_t cells)
+{
+    size_t i = 0;
+    for (size_t least = 256; i + 1 < LC_SPEEDS && cells + n >= least; least *= 2) i++;
+    return m->ns[n >= LC_TILE][i] * lc_ops_of(&m->ops, n, cells);
+}
+
+/* How long `n` tokens behind `cells` take, batch by batch; with `learn` they are computed, with noise, and told. */
+static double compute(const machine *m, size_t n, size_t cells, lc_speed *learn)
+{
+    double sum = 0;
+    for (size_t done = 0, part; done < n; done += part) {
+        part = n - done < BATCH ? n - done : BATCH;
+        double ns = pass_ns(m, part, cells + done);
+        if (learn) ns *= 1 + m->noise * (2 * imp_rng_unit(m->rng) - 1);
+        if (learn) lc_speed_note(learn, &m->ops, part, cells + done, ns, false);
+        sum += ns;
+    }
+    return sum;
+}
+
+/* The three ways of a request, given what computing takes in each. */
+static lc_times ways(const machine *m, size_t prefix, const double computing[3])
+{
+    const double retention = 0.25;
+    double read = m->byte_ns * m->token_bytes * (double)prefix, own = m->gather_ns * (double)prefix;
+    return (lc_times){
+        .computed = computing[0],
+        .whole = fmax(computing[1], read) + own,
+        .partial = fmax(computing[2], retention * read) + retention * own + m->identify_ns * (double)prefix,
+    };
+}
+
+/* Requests of any length on fast and slow disks: once the machine is known, none takes more than LC_FREE times the
+ * better of computing and loading all, but for what noise does to what is expected. */
+static void test_machine(void **state)
+{
+    (void)state;
+    imp_rng r;
+    imp_rng_seed(&r, imp_test_seed());
+    for (int round = 0; round < 40; round++) {
+        machine m = {.ops = {1e6, 100, 4}, .noise = round % 2 ? 0.02 : 0, .token_bytes = 23040, .rng = &r};
+        for (size_t i = 0; i < 2 * (size_t)LC_SPEEDS; i++)
+            m.ns[i / LC_SPEEDS][i % LC_SPEEDS] = 1e-3 * (0.5 + imp_rng_unit(&r));
+        m.byte_ns = pow(10, -1 + 3 * imp_rng_unit(&r)); /* 10 GB/s to 10 MB/s */
+        m.gather_ns = 1e4 * imp_rng_unit(&r);
+        m.identify_ns = 1e4 * imp_rng_unit(&r);
+        lc_speed s = {.guessed = {{false}}};
+        for (size_t n = 16; n <= LC_TILE; n += LC_TILE - 16) /* each kind of pass, once */
+            for (size_t cells = 1; cells < 40000; cells = cells * 5 / 4 + 10) compute(&m, n, cells, &s);
+        double least = 1 - m.noise, most = 1 + m.noise;
+        int chosen[3] = {0};
+        for (int i = 0; i < 300; i++) {
+            size_t prefix = 64 + imp_rng_below(&r, imp_rng_below(&r, 2) ? 300 : 8000), n = 16 + imp_rng_below(&r, 600);
+            const size_t tokens[] = {prefix + n, n, n}, cells[] = {1, prefix + 1, prefix / 4 + 1};
+            double expected[3], real[3];
+            for (int w = 0; w < 3; w++) {
+                expected[w] = lc_speed_expect(&s, &m.ops, tokens[w], cells[w], BATCH);
+                real[w] = compute(&m, tokens[w], cells[w], NULL);
+                assert_true(expected[w] >= real[w] * least * (1 - 1e-9) && expected[w] <= real[w] * most * (1 + 1e-9));
+            }
+            lc_times guess = ways(&m, prefix, expected), truth = ways(&m, prefix, real);
+            lc_choice c = lc_choose(&guess);
+            double took = c == LC_COMPUTE ? truth.computed : c == LC_WHOLE ? truth.whole : truth.partial;
+            double best = fmin(truth.computed, truth.whole);
+            assert_true(took <= LC_FREE * best * most / least * (1 + 1e-9));
+            chosen[c]++;
+            compute(&m, tokens[c], cells[c], &s);
+        }
+        assert_int_equal(chosen[0] + chosen[1] + chosen[2], 300);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -135,6 +221,7 @@ int main(void)
         cmocka_unit_test(test_any),
         cmocka_unit_test(test_speed),
         cmocka_unit_test(test_average),
+        cmocka_unit_test(test_machine),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
