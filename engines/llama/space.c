@@ -96,7 +96,7 @@ int imp_llama_open_space(imp_llama *ctx, const char *salt, imp_space **out)
 
 int imp_llama_set_salt(imp_llama *ctx, llama_seq_id seq, const char *salt)
 {
-    if (!ctx || seq < 0 || (ctx->space && (uint32_t)seq >= ctx->n_seq_max)) {
+    if (!ctx || seq < 0 || (uint32_t)seq >= ctx->n_seq_max) {
         return lc_error(IMP_E_ARG, "imp_llama_set_salt: no sequence %d", seq);
     }
     if (!ctx->space) return 0;

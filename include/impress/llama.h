@@ -45,7 +45,7 @@ typedef struct imp_llama_request {
     size_t struct_bytes;     /* set by imp_llama_request_init() */
     bool recompute;          /* use nothing that is stored (system `recomp`) */
     bool store_new;          /* store what is computed over exact KV */
-    bool store_derived;      /* and what isn't, marked as derived */
+    bool store_derived;      /* and what isn't, or goes on from rows kept rounded (imp_rest), marked as derived */
     bool use_derived;        /* derived entries will do */
     bool adaptive;           /* load in part only where that looks quickest, else whole, and compute what is stored
                                 where that looks quicker than loading it (docs/llama.md). Goes by what passes of this

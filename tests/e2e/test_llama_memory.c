@@ -338,6 +338,8 @@ static void test_arguments(void **state)
     ctx = open_llama(store, cp);
     assert_int_equal(imp_llama_get_fit(ctx, &why), IMP_LLAMA_FIT_NONE);
     assert_string_equal(why, "flash attention is off");
+    assert_int_equal(imp_llama_set_salt(ctx, 1, "a"), 0);
+    assert_int_equal(imp_llama_set_salt(ctx, 2, "a"), IMP_E_ARG);
     prompt p = make_prompt(20, question_a);
     store_prefix(ctx, store, &p); /* runs, and writes nothing */
     imp_llama_free(ctx);
