@@ -598,13 +598,6 @@ static void round_of(const pristine *p, const pristine *other, imp_rng *rng, kin
     free_image(&is);
 }
 
-static void quiet(imp_log_level level, const char *line, void *user)
-{
-    (void)level;
-    (void)line;
-    (void)user;
-}
-
 static void whatever_is_damaged(void **state)
 {
     const char *text = getenv("IMP_CORRUPT_ROUNDS");
@@ -613,7 +606,7 @@ static void whatever_is_damaged(void **state)
     unsigned n_of[N_KINDS] = {0};
     pristine stores[2] = {0};
     imp_rng rng;
-    imp_log_set(quiet, NULL, IMP_LOG_ERROR);
+    imp_test_no_log();
     imp_rng_seed(&rng, seed);
     make_prompts(&rng);
     for (int m = 0; m < N_MODELS; m++) {
@@ -647,21 +640,9 @@ static void whatever_is_damaged(void **state)
     tiny_cells_free(&cells);
 }
 
-static int set_up(void **state)
-{
-    *state = imp_test_make_dir("/dev/shm");
-    if (!*state) *state = imp_test_make_dir(NULL);
-    return *state ? 0 : -1;
-}
-
-static int tear_down(void **state)
-{
-    imp_test_remove_dir(*state);
-    return 0;
-}
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(whatever_is_damaged, set_up, tear_down)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(whatever_is_damaged, imp_test_dir_set_up, imp_test_dir_tear_down)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -25,8 +25,8 @@
 enum {
     MAX_TOKENS = 220,
     LIMIT = 4 << 20,
-    /* Files whose change is made and that aren't unlinked yet, of each process, and what killed ones leave until the next
-     * opening: 200 KiB and less each. The catalogue's log: 256 KiB are its share of the limit, four times that while
+    /* Files whose change is made and that aren't unlinked yet, of each process, and what killed ones leave until the
+     * next opening: 200 KiB and less each. The catalogue's log: 256 KiB are its share of the limit, four times that while
      * somebody reads, and the catalogue itself when it is compacted. Mostly it is less than 256 KiB. */
     ON_THEIR_WAY = 3 << 20,
     N_WRITERS = 3,
@@ -187,13 +187,6 @@ static pid_t start(role r, uint64_t seed, int n_rounds, const int fds[2])
     _exit(0);
 }
 
-static void quiet(imp_log_level level, const char *line, void *user)
-{
-    (void)level;
-    (void)line;
-    (void)user;
-}
-
 static void share_a_store_and_its_limit(void **state)
 {
     const char *text = getenv("IMP_PROCESS_ROUNDS");
@@ -206,7 +199,7 @@ static void share_a_store_and_its_limit(void **state)
     snprintf(kept, sizeof kept, "%s", dir);
     dir = kept;
     imp_rng_seed(&rng, imp_test_seed());
-    imp_log_set(quiet, NULL, IMP_LOG_ERROR);
+    imp_test_no_log();
     assert_int_equal(pipe2(fds, O_NONBLOCK), 0);
     for (int i = 0; i < N_WRITERS; i++) {
         writers[i] = start(i < 2 ? STORE : STORE_APART, imp_rng_u64(&rng), n_rounds, fds);
@@ -268,22 +261,9 @@ static void share_a_store_and_its_limit(void **state)
     imp_world_close(&w);
 }
 
-static int set_up(void **state)
-{
-    *state = imp_test_make_dir("/dev/shm");
-    if (!*state) *state = imp_test_make_dir(NULL);
-    return *state ? 0 : -1;
-}
-
-static int tear_down(void **state)
-{
-    imp_test_remove_dir(*state);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(share_a_store_and_its_limit, set_up, tear_down)};
+        cmocka_unit_test_setup_teardown(share_a_store_and_its_limit, imp_test_dir_set_up, imp_test_dir_tear_down)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

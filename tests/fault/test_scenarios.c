@@ -38,13 +38,6 @@ typedef struct world {
     int32_t tokens[MAX_TOKENS];
 } world;
 
-static void quiet(imp_log_level level, const char *line, void *user)
-{
-    (void)level;
-    (void)line;
-    (void)user;
-}
-
 static void start(world *w)
 {
     assert_int_equal(imp_store_open(w->dir, &w->opts, &w->store), 0);
@@ -64,7 +57,7 @@ static int set_up_in(void **state, const char *base)
     world *w = calloc(1, sizeof *w);
     imp_rng r;
     if (!w) return -1;
-    imp_log_set(quiet, NULL, IMP_LOG_ERROR);
+    imp_test_no_log();
     imp_rng_seed(&r, imp_test_seed());
     w->folder = imp_test_make_dir(base);
     if (!w->folder) w->folder = imp_test_make_dir(NULL);

@@ -22,13 +22,6 @@ enum { N_OLD = 150, N_NEW = 220, AT = 100 }; /* new shares AT tokens with old */
 
 static int32_t old[N_OLD], new[N_NEW];
 
-static void quiet(imp_log_level level, const char *line, void *user)
-{
-    (void)level;
-    (void)line;
-    (void)user;
-}
-
 static char base[256], at[256]; /* the store as it was, and the one that is broken */
 static bool rich;               /* stores that keep all they can, in 8 bits: later entries are derived then */
 
@@ -44,9 +37,8 @@ static int set_up(void **state)
     rich = false;
     for (int i = 0; i < N_OLD; i++) old[i] = i;
     for (int i = 0; i < N_NEW; i++) new[i] = i < AT ? i : 5000 + i;
-    imp_log_set(quiet, NULL, IMP_LOG_ERROR); /* there would be hundreds of warnings, all of them right */
-    *state = imp_test_make_dir("/dev/shm");
-    if (!*state) *state = imp_test_make_dir(NULL);
+    imp_test_no_log(); /* there would be hundreds of warnings, all of them right */
+    *state = imp_test_make_fast_dir();
     if (!*state) return -1;
     snprintf(base, sizeof base, "%s/base", (char *)*state);
     snprintf(at, sizeof at, "%s/at", (char *)*state);

@@ -49,6 +49,24 @@ char *imp_test_make_dir(const char *base)
     return NULL;
 }
 
+char *imp_test_make_fast_dir(void)
+{
+    char *path = imp_test_make_dir("/dev/shm");
+    return path ? path : imp_test_make_dir(NULL);
+}
+
+int imp_test_dir_set_up(void **state)
+{
+    *state = imp_test_make_fast_dir();
+    return *state ? 0 : -1;
+}
+
+int imp_test_dir_tear_down(void **state)
+{
+    imp_test_remove_dir(*state);
+    return 0;
+}
+
 static int remove_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
 {
     (void)st;
@@ -135,6 +153,15 @@ static void count_line(imp_log_level level, const char *line, void *user)
     if (strstr(line, log_part)) log_count++;
     pthread_mutex_unlock(&log_lock);
 }
+
+static void pass_over(imp_log_level level, const char *line, void *user)
+{
+    (void)level;
+    (void)line;
+    (void)user;
+}
+
+void imp_test_no_log(void) { imp_log_set(pass_over, NULL, IMP_LOG_ERROR); }
 
 void imp_test_count_log(const char *part)
 {

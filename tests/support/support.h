@@ -14,6 +14,12 @@ char *imp_test_make_dir(const char *base);
 /* Remove it with all that is in it, and free the path. NULL is allowed. */
 void imp_test_remove_dir(char *path);
 
+/* The same in memory (/dev/shm), where a sync costs nothing, if that can be. */
+char *imp_test_make_fast_dir(void);
+/* For cmocka: *state is such a directory, with nothing else to set up. */
+int imp_test_dir_set_up(void **state);
+int imp_test_dir_tear_down(void **state);
+
 /* "dir/name" in one of 8 static buffers, used in turn. */
 const char *imp_test_path(const char *dir, const char *name);
 
@@ -25,6 +31,8 @@ int imp_test_filled(const void *bytes, size_t n_bytes, uint64_t seed, uint64_t f
 /* Make a file of n_bytes as imp_test_fill() would. 0, or -1. */
 int imp_test_make_file(const char *path, uint64_t n_bytes, uint64_t seed);
 
+/* Nothing is logged from now on: where what is logged is what the test provokes. */
+void imp_test_no_log(void);
 /* Keep log lines that contain `part` counted from now on (imp_log_set). */
 void imp_test_count_log(const char *part);
 unsigned imp_test_log_count(void);

@@ -22,18 +22,10 @@ static const char *program, *preload;
 static char top[256], base[sizeof top + 8], at[sizeof top + 8];
 static int32_t tokens[N];
 
-static void quiet(imp_log_level level, const char *line, void *user)
-{
-    (void)level;
-    (void)line;
-    (void)user;
-}
-
 static int set_up(void **state)
 {
-    imp_log_set(quiet, NULL, IMP_LOG_ERROR);
-    char *made = imp_test_make_dir("/dev/shm");
-    if (!made) made = imp_test_make_dir(NULL);
+    imp_test_no_log();
+    char *made = imp_test_make_fast_dir();
     if (!made) return -1;
     *state = made;
     snprintf(top, sizeof top, "%s", made);

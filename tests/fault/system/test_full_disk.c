@@ -21,13 +21,6 @@ enum { N_TOKENS = 1600, MOST = 40 }; /* a prompt has 800 KiB of rows */
 
 static char disk[256], dir[sizeof disk + 8];
 
-static void quiet(imp_log_level level, const char *line, void *user)
-{
-    (void)level;
-    (void)line;
-    (void)user;
-}
-
 static void prompt(int which, int32_t tokens[N_TOKENS])
 {
     for (int i = 0; i < N_TOKENS; i++) tokens[i] = which * 10000 + i;
@@ -211,7 +204,7 @@ static void eviction_on_a_full_disk(void **state)
 static int set_up(void **state)
 {
     (void)state;
-    imp_log_set(quiet, NULL, IMP_LOG_ERROR);
+    imp_test_no_log();
     return 0;
 }
 

@@ -25,13 +25,6 @@
 
 enum { N_PROMPTS = 10, MAX_TOKENS = 260, SECTOR = 512, FORGOTTEN = 1000, MAX_FILES = 512, MAX_NAMES = 256 };
 
-static void quiet(imp_log_level level, const char *line, void *user)
-{
-    (void)level;
-    (void)line;
-    (void)user;
-}
-
 /* Prompts that share beginnings, so that storing one splits another. */
 static size_t prompt(int which, int32_t *tokens)
 {
@@ -449,9 +442,8 @@ static void power_cuts(void **state)
 
 static int set_up(void **state)
 {
-    imp_log_set(quiet, NULL, IMP_LOG_ERROR);
-    *state = imp_test_make_dir("/dev/shm");
-    if (!*state) *state = imp_test_make_dir(NULL);
+    imp_test_no_log();
+    *state = imp_test_make_fast_dir();
     return *state ? 0 : -1;
 }
 

@@ -34,8 +34,7 @@ static int set_up(void **state)
     for (int i = 0; i < N_OLD; i++) old[i] = i;
     for (int i = 0; i < N_NEW; i++) new[i] = i < AT ? i : 5000 + i;
     imp_log_set(count_line, NULL, IMP_LOG_WARN);
-    *state = imp_test_make_dir("/dev/shm");
-    if (!*state) *state = imp_test_make_dir(NULL);
+    *state = imp_test_make_fast_dir();
     if (!*state) return -1;
     snprintf(base, sizeof base, "%s/base", (char *)*state);
     snprintf(at, sizeof at, "%s/at", (char *)*state);
