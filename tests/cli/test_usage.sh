@@ -37,7 +37,7 @@ for x in 0 1.5 -1 nan x; do expect 2 '--bytes wants a share' "${base[@]}" --byte
 for x in -1 x inf; do expect 2 '--history-weight wants 0 or more' "${base[@]}" --history-weight="$x"; done
 for x in -0.1 nan x; do expect 2 '--probe-alpha wants 0 or more' "${base[@]}" -s impress-paper --probe-alpha="$x"; done
 for x in -0.1 1.1 x; do expect 2 '--probe-similarity wants 0 to 1' "${base[@]}" -s impress-paper --probe-similarity="$x"; done
-for o in probe-heads period query-rows; do
+for o in probe-heads period query-rows sketch-rows; do
     for n in 0 x -1 1.5; do expect 2 "--$o wants at least 1" "${base[@]}" --$o="$n"; done
 done
 for o in keep-first keep-last; do for n in x -1; do expect 2 "--$o wants 0 or more" "${base[@]}" --$o="$n"; done; done
