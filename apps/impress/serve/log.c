@@ -1,13 +1,18 @@
 #include "log.h"
 
+#include <fcntl.h>
 #include <llama.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "impress/impress.h"
+
+/* Standard error by a descriptor of the log's own, so that lines come out while chat_mute() keeps others' from it; NULL: stderr. */
+static FILE *own;
 
 void log_event(const char *level, const char *event, json_t *fields)
 {
@@ -25,11 +30,12 @@ void log_event(const char *level, const char *event, json_t *fields)
     char *text = line ? json_dumps(line, JSON_COMPACT | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(7)) : NULL;
     json_decref(line);
     if (!text) return; /* no memory for a line of the log */
-    flockfile(stderr);
-    fputs(text, stderr);
-    putc('\n', stderr);
-    fflush(stderr);
-    funlockfile(stderr);
+    FILE *to = own ? own : stderr;
+    flockfile(to);
+    fputs(text, to);
+    putc('\n', to);
+    fflush(to);
+    funlockfile(to);
     free(text);
 }
 
@@ -71,6 +77,9 @@ static void on_llama_log(enum ggml_log_level level, const char *line, void *user
 
 void log_take_over(int verbose)
 {
+    int fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
+    own = fd >= 0 ? fdopen(fd, "w") : NULL;
+    if (!own && fd >= 0) close(fd);
     imp_log_set(on_library_log, NULL, verbose ? IMP_LOG_INFO : IMP_LOG_WARN);
     least = verbose ? GGML_LOG_LEVEL_INFO : GGML_LOG_LEVEL_WARN;
     llama_log_set(on_llama_log, NULL);
