@@ -67,7 +67,7 @@ class Reply:
         return self.usage["prompt_tokens_details"]["cached_tokens"]
 
     def __repr__(self):
-        return "%d %s" % (self.status, self.body[:300])
+        return "%d %s" % (self.status, self.body[:1500])
 
 
 class Server:

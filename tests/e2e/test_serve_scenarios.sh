@@ -171,6 +171,7 @@ def anonymous(s):
 s = Server("--slots", "1", "--ctx-size", "1024", "--system", "as", "--host-cache", "0", store="ahead")
 sizes = [s.complete(p, 1).usage["prompt_tokens"] for p in prompts]
 ok(sum(sizes) * ROW > 3 * LIMIT, "prompts that would fill the limit three times: %s" % sizes)
+s.wait_for(lambda: s.metrics()["impress_store_kv_bytes"] >= sum(n - 64 for n in sizes) * ROW, "the prefixes on disk")
 base = 0
 for p in prompts:
     r = s.complete(p + count(1), 2)
