@@ -22,7 +22,7 @@ def page_lines(paths, page):
         lines.append(f"| {r['order']} | {r['block_bytes'] // 1024} | {r['depth']} | {r['bytes_per_s'] / 1e6:,.0f} | {fio} | "
                      f"{r['cpu_us_per_mb']:.0f} |")
     for r in all_rows:
-        if r.get("bench") == "io-cost":
+        if r.get("bench") == "io-cost" and r["read_us"] is not None:
             lines += ["", f"One more read costs {r['read_us']:.1f} µs, a byte {r['byte_ns']:.3f} ns: a read is worth "
                       f"{r['read_is_bytes'] / 1024:.0f} KiB."]
     return lines

@@ -287,7 +287,7 @@ static int measure(io_bench *b, io_cell *c)
 }
 
 /* The line t = read + bytes x byte through the times a random read of each size takes at the largest depth, each size's
- * relative error counting alike. False: fewer than two sizes. */
+ * relative error counting alike. False: fewer than two sizes, or larger ones took no longer. */
 static bool fit_costs(const io_bench *b, double *read_ns, double *byte_ns)
 {
     uint32_t deepest = 0;
@@ -329,9 +329,12 @@ static int print_json(const io_bench *b)
         json_decref(o);
         putchar('\n');
     }
-    if (!bad && fit_costs(b, &read_ns, &byte_ns)) {
-        json_t *o = json_pack("{s:s,s:f,s:f,s:f}", "bench", "io-cost", "read_us", read_ns / 1e3, "byte_ns", byte_ns,
-                              "read_is_bytes", read_ns / byte_ns);
+    if (!bad) {
+        bool told = fit_costs(b, &read_ns, &byte_ns); /* too few sizes, or times of chance, tell nothing: null */
+        json_t *o = json_pack("{s:s,s:o,s:o,s:o}", "bench", "io-cost", "read_us",
+                              told ? json_real(read_ns / 1e3) : json_null(), "byte_ns",
+                              told ? json_real(byte_ns) : json_null(), "read_is_bytes",
+                              told ? json_real(read_ns / byte_ns) : json_null());
         bad = !o || json_dumpf(o, stdout, JSON_COMPACT | JSON_REAL_PRECISION(6));
         json_decref(o);
         putchar('\n');
