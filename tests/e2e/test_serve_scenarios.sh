@@ -182,7 +182,8 @@ s = Server("--slots", "1", "--ctx-size", "1024", "--system", "as", "--host-cache
 most = fullest = 0
 for n in range(3):
     for r in at_once([lambda p=p: s.complete(p + count(1 + n), 2) for p in prompts]):
-        ok(r.json["impress"]["way"] == "whole", r)
+        # The last of a round may be the first of the next: then it is still in the slot's cells.
+        ok(r.json["impress"]["way"] in ("whole", "live"), r)
     most = max(most, anonymous(s))
     fullest = max(fullest, s.metrics()['impress_tier_bytes{tier="host"}'])
 ok(LIMIT / 4 < fullest <= LIMIT, fullest)
