@@ -114,21 +114,12 @@ static const char *const state_names[] = {"cold", "warm"};
 
 /* ---- what is asked for */
 
-static bool next_item(const char **list, char *item, size_t n)
-{
-    const char *s = *list + strspn(*list, ", ");
-    size_t length = strcspn(s, ",");
-    *list = s + length;
-    snprintf(item, n, "%.*s", (int)length, s);
-    return length > 0;
-}
-
 /* A step with one retention, for each chunk size that is asked for. */
 static int add_cells(ablation *a, const char *step, const char *system, double retention)
 {
     const char *list = a->s->chunk ? a->s->chunk : "0";
     char item[32], text[256], error[SWITCH_ERROR_BYTES];
-    while (next_item(&list, item, sizeof item)) {
+    while (text_next_item(&list, item, sizeof item)) {
         cell *more = realloc(a->cells, (a->n_cells + 1) * sizeof *more);
         if (!more) return app_fail("out of memory");
         a->cells = more;
@@ -157,7 +148,7 @@ static int add_step(ablation *a, const char *name)
         return opt_misuse(&bench_ablation_command, "%s; and the steps as, all-keys, itf, ro, sc, sketch", error);
     const char *list = s.chooses && a->s->retention ? a->s->retention : "0.25";
     int rc = 0;
-    while (rc == 0 && next_item(&list, item, sizeof item)) {
+    while (rc == 0 && text_next_item(&list, item, sizeof item)) {
         double r;
         if (!text_parse_real(item, &r) || !(r > 0 && r <= 1))
             return opt_misuse(&bench_ablation_command, "--retention wants shares over 0 and up to 1, not `%s`", item);
@@ -193,7 +184,7 @@ static int plan(ablation *a)
     const char *list = s->steps;
     char name[200];
     int rc = 0;
-    while (rc == 0 && next_item(&list, name, sizeof name)) rc = add_step(a, name);
+    while (rc == 0 && text_next_item(&list, name, sizeof name)) rc = add_step(a, name);
     return rc ? rc : a->n_cells ? 0 : opt_misuse(&bench_ablation_command, "--steps wants at least one");
 }
 

@@ -10,6 +10,7 @@
 #include "bench.h"
 #include "model.h"
 #include "retention.h"
+#include "text.h"
 
 static const opt options[] = {
     TTFT_SET_OPTS,
@@ -54,20 +55,11 @@ const opt_command bench_ttft_command = {
 
 /* ---- what is asked for */
 
-static bool next_item(const char **list, char *item, size_t n)
-{
-    const char *s = *list + strspn(*list, ", ");
-    size_t length = strcspn(s, ",");
-    *list = s + length;
-    snprintf(item, n, "%.*s", (int)length, s);
-    return length > 0;
-}
-
 static int plan_lengths(ttft_bench *b)
 {
     char item[32];
     const char *list = b->s->lengths ? b->s->lengths : "";
-    while (next_item(&list, item, sizeof item)) {
+    while (text_next_item(&list, item, sizeof item)) {
         uint64_t n;
         if (!text_parse_count(item, 1u << 24, &n) || n < 16)
             return opt_misuse(b->command, "--prefix-tokens wants numbers of at least 16, not `%s`", item);
@@ -83,7 +75,7 @@ static int plan_limits(ttft_bench *b)
 {
     char item[32];
     const char *list = b->s->limits ? b->s->limits : "none";
-    while (next_item(&list, item, sizeof item)) {
+    while (text_next_item(&list, item, sizeof item)) {
         uint64_t n = 0;
         if (strcmp(item, "none") != 0 && (!text_parse_size(item, &n) || n == 0))
             return opt_misuse(b->command, "--io-limit wants sizes such as 25M, or none, not `%s`", item);
@@ -117,10 +109,10 @@ static int plan_systems(ttft_bench *b)
 {
     char name[200], item[32];
     const char *systems = b->s->systems;
-    while (next_item(&systems, name, sizeof name)) {
+    while (text_next_item(&systems, name, sizeof name)) {
         const char *list = b->s->retention ? b->s->retention : "0.25";
         bool any = false;
-        while (next_item(&list, item, sizeof item)) {
+        while (text_next_item(&list, item, sizeof item)) {
             app_retention r;
             any = true;
             if (!retention_parse(item, &r))

@@ -55,6 +55,15 @@ bool text_parse_count(const char *s, uint64_t max, uint64_t *out)
     return true;
 }
 
+bool text_next_item(const char **list, char *item, size_t n)
+{
+    const char *s = *list + strspn(*list, ", ");
+    size_t length = strcspn(s, ",");
+    *list = s + length;
+    snprintf(item, n, "%.*s", (int)length, s);
+    return length > 0;
+}
+
 const char *text_bytes(uint64_t n, char buf[32])
 {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};

@@ -12,6 +12,9 @@ bool text_parse_size(const char *s, uint64_t *out);
 bool text_parse_count(const char *s, uint64_t max, uint64_t *out);
 bool text_parse_real(const char *s, double *out);
 
+/* The next item of a list with commas, or of what is left of it, cut to `n` bytes. False: there is none. */
+bool text_next_item(const char **list, char *item, size_t n);
+
 /* "12.3 MiB". Returns buf. */
 const char *text_bytes(uint64_t n, char buf[32]);
 /* Duration since `then_s`, "3 h ago". Returns buf. */
