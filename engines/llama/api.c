@@ -262,6 +262,12 @@ int imp_llama_flush(imp_llama *ctx)
     return first;
 }
 
+int imp_llama_flush_seq(imp_llama *ctx, llama_seq_id seq)
+{
+    if (!is_seq(ctx, seq)) return lc_error(IMP_E_ARG, "no sequence %d", seq);
+    return ctx->space ? lc_save_seq(ctx, &ctx->seqs[seq]) : 0;
+}
+
 /* ---- memory */
 
 /* From now on its cells are llama.cpp's alone. */

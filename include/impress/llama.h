@@ -189,6 +189,10 @@ int imp_llama_set_adapters_lora(imp_llama *ctx, struct llama_adapter_lora **adap
  * failed returned. */
 int imp_llama_flush(imp_llama *ctx);
 
+/* As imp_llama_flush(), of one sequence. (Another's prompt that is computed in slices would be stored in parts: where the
+ * last of them is short, it is left out.) IMP_E_ARG: there is no such sequence. */
+int imp_llama_flush_seq(imp_llama *ctx, llama_seq_id seq);
+
 /* Rank the tokens of a stored prefix without any question, for IMP_RANK_RECONSTRUCTION: it is loaded whole into the
  * empty sequence `seq`, the model repeats it, a chunk after the other, and each token's largest attention is kept
  * (KVzip, arXiv 2505.23416). Takes about as long as computing the prefix, so it is for an idle engine; stores no KV,

@@ -169,7 +169,7 @@ ok(a[chats] == 3 and b[chats] == 1 and a["impress_ttft_seconds_count"] == 3, (a,
 for page in (anne, bert):
     names = [line for line in page.split("\n") if not line.startswith("#")]
     ok(not re.search("slots|queue_length|connections|live_tokens|steps|store_|tier_|tenant|anne|bert", "\n".join(names)), names)
-ok("401" not in anne and "401" in whole, "what nobody's key opened is nobody's")
+ok('status="401"' not in anne and 'status="401"' in whole, "what nobody's key opened is nobody's")
 share = 'impress_tenant_prompt_tokens_total{tenant="%s"}'
 ok(sums[share % "anne"] == 3 * n and sums[share % "#1"] == n, [k for k in sums if "tenant" in k])
 ok("key-of" not in whole and "impress_store_bytes" in sums, "no key as a label")

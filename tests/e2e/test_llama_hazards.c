@@ -85,6 +85,35 @@ static void test_shift_of_a_copy(void **state)
     imp_store_close(store);
 }
 
+/* One sequence is flushed while another's prompt is half computed: that one's rest is stored with it later, in one. */
+static void test_flush_of_one(void **state)
+{
+    (void)state;
+    prompt p = make_prompt(300, question_a);
+    struct llama_context_params cp = context_params();
+    imp_store *store = open_store();
+    imp_llama *ctx = open_llama(store, cp);
+    imp_stats s;
+    assert_int_equal(feed(ctx, &p, 0, 0, 150, 512), 0);
+    assert_int_equal(imp_llama_set_salt(ctx, 1, "another"), 0);
+    assert_int_equal(feed(ctx, &p, 1, 0, 200, 512), 0);
+    assert_int_equal(imp_llama_flush_seq(ctx, 1), 0);
+    assert_int_equal(imp_store_flush(store), 0);
+    assert_int_equal(imp_store_stats(store, &s), 0);
+    assert_int_equal(s.n_tokens, 200);
+
+    assert_int_equal(feed(ctx, &p, 0, 150, 180, 512), 0); /* 30 more are too few for a node of their own */
+    assert_int_equal(imp_llama_flush_seq(ctx, 0), 0);
+    assert_int_equal(imp_store_flush(store), 0);
+    assert_int_equal(imp_store_stats(store, &s), 0);
+    assert_int_equal(s.n_tokens, 200 + 180);
+
+    assert_int_equal(imp_llama_flush_seq(ctx, -1), IMP_E_ARG);
+    assert_int_equal(imp_llama_flush_seq(ctx, (llama_seq_id)cp.n_seq_max), IMP_E_ARG);
+    imp_llama_free(ctx);
+    imp_store_close(store);
+}
+
 int main(void)
 {
     need_model();
@@ -92,6 +121,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_abort_leaves_no_trace, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(test_keep_with_streams, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(test_shift_of_a_copy, make_dir, drop_dir),
+        cmocka_unit_test_setup_teardown(test_flush_of_one, make_dir, drop_dir),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     llama_model_free(model);

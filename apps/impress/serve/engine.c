@@ -120,7 +120,7 @@ static job *leave_slot(engine *e, slot *s)
     s->state = SLOT_FREE;
     s->used_ns = app_now_ns();
     if (j->cache_off) clear_slot(e, s);
-    if (j->keep_now) imp_llama_flush(e->ctx);
+    if (j->keep_now) imp_llama_flush_seq(e->ctx, s->id);
     e->unsaved = true;
     return j;
 }
