@@ -21,6 +21,8 @@ int store_settings_apply(const opt_command *command, const store_settings *s, im
     opts->reorder_after = (uint32_t)s->reorder_after;
     if (s->ttl > UINT32_MAX) return opt_misuse(command, "--ttl wants no more than %u seconds", UINT32_MAX);
     opts->ttl_s = (uint32_t)s->ttl;
+    if (s->read_deadline > 1000000) return opt_misuse(command, "--read-deadline wants no more than 1000000 seconds");
+    opts->read_deadline_ms = (uint32_t)(s->read_deadline * 1000);
     if (s->tenant_share > 100) return opt_misuse(command, "--tenant-share wants 1 to 100 per cent");
     opts->space_percent = (uint32_t)s->tenant_share;
     if (s->reorder_period && strcmp(s->reorder_period, "never") != 0) {

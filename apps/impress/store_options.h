@@ -8,7 +8,7 @@
 
 typedef struct store_settings {
     const char *dir, *key_file;
-    uint64_t limit, io_limit, host_cache, device_cache, min_store, reorder_after, ttl, tenant_share;
+    uint64_t limit, io_limit, host_cache, device_cache, min_store, reorder_after, ttl, tenant_share, read_deadline;
     const char *io, *reorder_period;
     bool no_direct;
     switch_settings switches; /* of the store, and of requests where a command has those */
@@ -32,6 +32,8 @@ typedef struct store_settings {
     {"no-direct", 0, OPT_FLAG, offsetof(base, store.no_direct), NULL, "read through the page cache", false},           \
     {"io-limit", 0, OPT_SIZE, offsetof(base, store.io_limit), "SIZE",                                                  \
      "read no more than SIZE a second, as a slower disk would", false},                                                \
+    {"read-deadline", 0, OPT_COUNT, offsetof(base, store.read_deadline), "S",                                          \
+     "compute a prompt whose reads haven't come back for S seconds, and\nothers until they have (default: 10)", false}, \
     {"host-cache", 0, OPT_SIZE, offsetof(base, store.host_cache), "SIZE",                                              \
      "keep chunks in so much memory (default: 0; of serve: 1G)", false},                                               \
     {"device-cache", 0, OPT_SIZE, offsetof(base, store.device_cache), "SIZE",                                          \

@@ -211,6 +211,7 @@ int imp_io_new(const char *dir, imp_io_mode mode, unsigned flags, uint64_t read_
     imp_io *io = imp_calloc(1, sizeof *io);
     if (!io) return imp_fail(IMP_E_NOMEM, "no memory for I/O");
     io->dir_fd = -1;
+    imp_io_hung_init(io);
     io->readonly = (flags & IMP_STORE_READONLY) != 0;
     io->must_uring = mode == IMP_IO_URING;
     io->simulated = mode == IMP_IO_VIRTUAL && !(flags & IMP_STORE_MEMORY);
@@ -256,7 +257,7 @@ out:
 
 void imp_io_free(imp_io *io)
 {
-    if (!io) return;
+    if (!io || !imp_io_hung_end(io)) return;
     if (io->dir_fd >= 0) close(io->dir_fd);
     imp_io_memory_free(io->memory);
     imp_free(io->dir);
@@ -283,6 +284,8 @@ const char *imp_io_describe(const imp_io *io)
 }
 
 uint32_t imp_io_alignment(const imp_io *io) { return io->alignment; }
+
+void imp_io_set_deadline(imp_io *io, uint64_t deadline_ns) { io->deadline_ns = deadline_ns; }
 
 bool imp_io_in_memory(const imp_io *io) { return io->memory != NULL; }
 
@@ -328,6 +331,7 @@ int imp_io_open(imp_io *io, const char *name, uint32_t file_alignment, imp_io_fi
     imp_io_file *f = imp_calloc(1, sizeof *f + name_bytes);
     if (!f) return imp_fail(IMP_E_NOMEM, "no memory to open %s", name);
     f->io = io;
+    atomic_init(&f->n_holds, 1);
     f->fd = -1;
     memcpy(f->name, name, name_bytes);
     f->direct = io->direct && file_alignment >= io->alignment;
@@ -362,11 +366,13 @@ out:
 
 void imp_io_close(imp_io_file *f)
 {
-    if (!f) return;
+    if (!f || atomic_fetch_sub_explicit(&f->n_holds, 1, memory_order_acq_rel) > 1) return;
     if (f->fd >= 0) close(f->fd);
     imp_io_memory_close(f->io->memory, f->memory);
     imp_free(f);
 }
+
+void imp_io_hold(imp_io_file *f) { atomic_fetch_add_explicit(&f->n_holds, 1, memory_order_relaxed); }
 
 uint64_t imp_io_file_bytes(const imp_io_file *f) { return f->bytes; }
 
@@ -406,6 +412,7 @@ size_t imp_io_shortened(size_t n_bytes, size_t max_bytes, uint32_t alignment)
 
 int64_t imp_io_pread_once(imp_io_file *f, uint64_t offset, void *buf, size_t n_bytes, imp_io_verdict v)
 {
+    if (v.hang_ns) imp_io_sleep_until(imp_now_ns() + v.hang_ns);
     if (v.err) return -v.err;
     n_bytes = imp_io_shortened(n_bytes, v.max_bytes, f->direct ? f->io->alignment : 1);
     if (n_bytes == 0) return 0;

@@ -34,6 +34,13 @@ const char *imp_io_describe(const imp_io *io); /* "io_uring, O_DIRECT, registere
 uint32_t imp_io_alignment(const imp_io *io);   /* 512 or 4096: of offsets, lengths and memory. A file made with a
                                                   smaller one than this is read through the page cache */
 bool imp_io_in_memory(const imp_io *io);
+
+/* How long somebody waits for reads of a queue none of which comes back; 0: for ever (so it is at first). Set it before
+ * any queue is made. What is waited for because of the rate limit doesn't count. */
+void imp_io_set_deadline(imp_io *io, uint64_t deadline_ns);
+/* Reads that were given up haven't come back yet: the device, or the way to it, hangs. Others had better not wait for
+ * it. No wait, and one look at a counter as long as there are none. */
+bool imp_io_hung(imp_io *io);
 uint64_t imp_io_bytes_read(const imp_io *io); /* what was read and written in memory isn't counted */
 uint64_t imp_io_bytes_written(const imp_io *io);
 
@@ -78,10 +85,13 @@ int imp_io_queue_grow(imp_io_queue *q, size_t arena_bytes); /* only with nothing
 void imp_io_submit(imp_io_queue *q, imp_io_op *op); /* never fails: trouble shows in op->status */
 void imp_io_kick(imp_io_queue *q);                  /* pass what was submitted to the device */
 void imp_io_poll(imp_io_queue *q);                  /* take in what is done, without waiting; passes on what waited */
-void imp_io_wait(imp_io_queue *q, imp_io_op *op);   /* until op is done */
+void imp_io_wait(imp_io_queue *q, imp_io_op *op);   /* until op is done, which it is after the deadline at the latest */
 /* What hasn't started is dropped (status IMP_E_BUSY), the rest awaited; all are done. */
 void imp_io_cancel_all(imp_io_queue *q);
-void imp_io_queue_free(imp_io_queue *q);            /* as cancel_all, then frees */
+/* A wait passed the deadline. All reads were ended then (IMP_E_IO), and those to come end at once: free the queue. */
+bool imp_io_queue_hung(const imp_io_queue *q);
+/* As cancel_all, then frees. Buffers that a device may still write into are kept until it has: imp_io_hung() looks. */
+void imp_io_queue_free(imp_io_queue *q);
 
 /* ---- writing a file as a whole */
 

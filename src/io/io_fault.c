@@ -59,7 +59,8 @@ static const struct {
     imp_io_action action;
     bool has_value;
 } actions[] = {{"errno", IMP_IO_ERRNO, true}, {"short", IMP_IO_SHORT, true}, {"flip", IMP_IO_FLIP, true},
-               {"exit", IMP_IO_EXIT, true},   {"kill", IMP_IO_KILL, false},  {"delay", IMP_IO_DELAY, true}};
+               {"exit", IMP_IO_EXIT, true},   {"kill", IMP_IO_KILL, false},  {"delay", IMP_IO_DELAY, true},
+               {"hang", IMP_IO_HANG, true}};
 
 static bool parse_number(const char *text, uint64_t *out)
 {
@@ -233,6 +234,7 @@ imp_io_verdict imp_io_fault_check(imp_io_kind kind, const char *name, uint64_t o
         case IMP_IO_EXIT: _exit((int)value);
         case IMP_IO_KILL: kill(getpid(), SIGKILL); break;
         case IMP_IO_DELAY: delay_ns += value; break;
+        case IMP_IO_HANG: v.hang_ns += value; break;
         }
     }
     record(kind, name, offset, n_bytes, v.err);

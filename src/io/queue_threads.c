@@ -2,14 +2,15 @@
  *
  *    start() -> staged --flush--> todo --a worker--> done --reap--> the owner
  *
- * Only the queue's user touches `staged` and the op's public fields; a worker leaves its errno in op->status and hands
- * the op back through `done`, so that op->done changes in the user's own thread.
+ * Only the queue's user touches `staged` and ops; a worker leaves its errno in flight->err and hands the flight back
+ * through `done`, so that op->done changes in the user's own thread.
  */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/status.h"
 #include "io/io_internal.h"
 
@@ -17,10 +18,10 @@
 enum { MAX_THREADS = 16 };
 
 typedef struct threads {
-    imp_io_fifo staged; /* the user's */
+    imp_io_flights staged; /* the user's */
 
     pthread_mutex_t lock; /* guards the three below */
-    imp_io_fifo todo, done;
+    imp_io_flights todo, done;
     bool stop;
     pthread_cond_t work, finished;
 
@@ -33,12 +34,13 @@ static void *worker_main(void *arg)
     threads *t = arg;
     pthread_mutex_lock(&t->lock);
     for (;;) {
-        imp_io_op *op = imp_io_fifo_pop(&t->todo);
-        if (op) {
+        imp_io_flight *f = imp_io_flights_pop(&t->todo);
+        if (f) {
             pthread_mutex_unlock(&t->lock);
-            op->status = imp_io_pread_all(op->file, op->offset, op->buf, op->n_bytes);
+            if (f->release_ns) imp_io_sleep_until(f->release_ns);
+            f->err = imp_io_pread_now(f->file, f->offset, f->buf, f->n_bytes);
             pthread_mutex_lock(&t->lock);
-            imp_io_fifo_push(&t->done, op);
+            imp_io_flights_push(&t->done, f);
             pthread_cond_signal(&t->finished);
         } else if (t->stop) {
             break;
@@ -72,7 +74,11 @@ static int threads_open(imp_io_queue *q)
     if (!t) return imp_fail(IMP_E_NOMEM, "no memory for a read queue");
     pthread_mutex_init(&t->lock, NULL);
     pthread_cond_init(&t->work, NULL);
-    pthread_cond_init(&t->finished, NULL);
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC); /* imp_now_ns() */
+    pthread_cond_init(&t->finished, &clock);
+    pthread_condattr_destroy(&clock);
     q->state = t;
 
     /* The program's signals stay with the program's own threads. */
@@ -94,10 +100,11 @@ static int threads_open(imp_io_queue *q)
 
 static void threads_arena(imp_io_queue *q) { (void)q; }
 
-static bool threads_start(imp_io_queue *q, imp_io_op *op)
+static bool threads_start(imp_io_queue *q, imp_io_flight *f)
 {
     threads *t = q->state;
-    imp_io_fifo_push(&t->staged, op);
+    imp_io_flight_reserve(q, f);
+    imp_io_flights_push(&t->staged, f);
     return true;
 }
 
@@ -106,37 +113,42 @@ static void threads_flush(imp_io_queue *q)
     threads *t = q->state;
     if (!t->staged.head) return;
     pthread_mutex_lock(&t->lock);
-    imp_io_op *op;
-    while ((op = imp_io_fifo_pop(&t->staged)) != NULL) {
-        imp_io_fifo_push(&t->todo, op);
+    imp_io_flight *f;
+    while ((f = imp_io_flights_pop(&t->staged)) != NULL) {
+        imp_io_flights_push(&t->todo, f);
         pthread_cond_signal(&t->work);
     }
     pthread_mutex_unlock(&t->lock);
 }
 
-static void threads_reap(imp_io_queue *q, bool wait)
+static void threads_reap(imp_io_queue *q, uint64_t until_ns)
 {
     threads *t = q->state;
+    struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u), .tv_nsec = (long)(until_ns % 1000000000u)};
+    int late = 0;
     threads_flush(q);
     pthread_mutex_lock(&t->lock);
-    while (wait && !t->done.head) pthread_cond_wait(&t->finished, &t->lock);
-    imp_io_fifo done = t->done;
-    t->done = (imp_io_fifo){NULL, NULL};
+    while (until_ns != IMP_IO_NO_WAIT && !t->done.head && !late) {
+        if (until_ns == IMP_IO_FOR_EVER) pthread_cond_wait(&t->finished, &t->lock);
+        else late = pthread_cond_timedwait(&t->finished, &t->lock, &until);
+    }
+    imp_io_flights done = t->done;
+    t->done = (imp_io_flights){NULL, NULL};
     pthread_mutex_unlock(&t->lock);
-    imp_io_op *op;
-    while ((op = imp_io_fifo_pop(&done)) != NULL) imp_io_op_done(q, op, op->status);
+    imp_io_flight *f;
+    while ((f = imp_io_flights_pop(&done)) != NULL) imp_io_flight_done(q, f, f->err);
 }
 
 static void threads_drop(imp_io_queue *q)
 {
     threads *t = q->state;
     pthread_mutex_lock(&t->lock);
-    imp_io_fifo todo = t->todo;
-    t->todo = (imp_io_fifo){NULL, NULL};
+    imp_io_flights todo = t->todo;
+    t->todo = (imp_io_flights){NULL, NULL};
     pthread_mutex_unlock(&t->lock);
-    imp_io_op *op;
-    while ((op = imp_io_fifo_pop(&t->staged)) != NULL) imp_io_op_dropped(q, op);
-    while ((op = imp_io_fifo_pop(&todo)) != NULL) imp_io_op_dropped(q, op);
+    imp_io_flight *f;
+    while ((f = imp_io_flights_pop(&t->staged)) != NULL) imp_io_flight_dropped(q, f);
+    while ((f = imp_io_flights_pop(&todo)) != NULL) imp_io_flight_dropped(q, f);
 }
 
 const imp_io_way imp_io_way_threads = {

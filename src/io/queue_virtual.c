@@ -10,18 +10,6 @@
 #include "base/status.h"
 #include "io/io_internal.h"
 
-typedef struct flight {
-    imp_io_op *op;
-    uint64_t due_ns;
-    int err;
-} flight;
-
-/* In flight, a ring in the order of submission. The limit is a schedule, so that this is the order of the ends too. */
-typedef struct flights {
-    unsigned first, n;
-    flight all[]; /* [depth] */
-} flights;
-
 uint64_t imp_io_virtual_ns(const imp_io *io) { return atomic_load_explicit(&io->virtual_ns, memory_order_relaxed); }
 
 void imp_io_virtual_pass(imp_io *io, uint64_t until_ns)
@@ -34,7 +22,8 @@ void imp_io_virtual_pass(imp_io *io, uint64_t until_ns)
 
 static int virtual_open(imp_io_queue *q)
 {
-    flights *f = imp_calloc(1, sizeof *f + q->depth * sizeof f->all[0]);
+    /* In the order of submission. The limit is a schedule, so that this is the order of the ends too. */
+    imp_io_flights *f = imp_calloc(1, sizeof *f);
     if (!f) return imp_fail(IMP_E_NOMEM, "no memory for a read queue");
     q->state = f;
     return 0;
@@ -48,13 +37,13 @@ static void virtual_close(imp_io_queue *q)
 
 static void virtual_arena(imp_io_queue *q) { (void)q; }
 
-static bool virtual_start(imp_io_queue *q, imp_io_op *op)
+static bool virtual_start(imp_io_queue *q, imp_io_flight *f)
 {
-    flights *f = q->state;
     uint64_t now = imp_io_virtual_ns(q->io);
-    uint64_t release = imp_io_limit_reserve(&q->io->limit, now, op->n_bytes);
-    int err = imp_io_pread_now(op->file, op->offset, op->buf, op->n_bytes);
-    f->all[(f->first + f->n++) % q->depth] = (flight){op, release > now ? release : now, err};
+    uint64_t release = imp_io_limit_reserve(&q->io->limit, now, f->n_bytes);
+    f->release_ns = release > now ? release : now;
+    f->err = imp_io_pread_now(f->file, f->offset, f->buf, f->n_bytes);
+    imp_io_flights_push(q->state, f);
     return true;
 }
 
@@ -63,26 +52,24 @@ static void virtual_flush(imp_io_queue *q) { (void)q; }
 /* Take in those that are done by now. */
 static void take_in(imp_io_queue *q)
 {
-    flights *f = q->state;
-    while (f->n > 0 && f->all[f->first].due_ns <= imp_io_virtual_ns(q->io)) {
-        flight *x = &f->all[f->first];
-        f->first = (f->first + 1) % q->depth;
-        f->n--;
-        imp_io_op_done(q, x->op, x->err);
+    imp_io_flights *all = q->state;
+    while (all->head && all->head->release_ns <= imp_io_virtual_ns(q->io)) {
+        imp_io_flight *f = imp_io_flights_pop(all);
+        imp_io_flight_done(q, f, f->err);
     }
 }
 
-static void virtual_reap(imp_io_queue *q, bool wait)
+static void virtual_reap(imp_io_queue *q, uint64_t until_ns)
 {
-    flights *f = q->state;
-    if (wait && f->n > 0) imp_io_virtual_pass(q->io, f->all[f->first].due_ns);
+    const imp_io_flights *all = q->state;
+    if (until_ns != IMP_IO_NO_WAIT && all->head) imp_io_virtual_pass(q->io, all->head->release_ns);
     take_in(q);
 }
 
 static void virtual_drop(imp_io_queue *q)
 {
-    flights *f = q->state;
-    for (; f->n > 0; f->n--, f->first = (f->first + 1) % q->depth) imp_io_op_dropped(q, f->all[f->first].op);
+    imp_io_flight *f;
+    while ((f = imp_io_flights_pop(q->state)) != NULL) imp_io_flight_dropped(q, f);
 }
 
 const imp_io_way imp_io_way_virtual = {

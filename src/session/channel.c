@@ -198,8 +198,9 @@ int imp_channel_take(imp_session *session, size_t arena_bytes, imp_channel **out
 
 void imp_channel_give(imp_session *session, imp_channel *channel)
 {
+    bool hung = imp_io_queue_hung(channel->queue);
     pthread_mutex_lock(&session->mutex);
-    if (session->n_idle < MAX_IDLE) {
+    if (session->n_idle < MAX_IDLE && !hung) {
         channel->next = session->idle;
         session->idle = channel;
         session->n_idle++;

@@ -76,7 +76,8 @@ static int await_run(imp_load *load, imp_slot *s, const imp_seg *seg, uint32_t a
 
     char line[512];
     snprintf(line, sizeof line, "%s", imp_last_error()); /* src/io says which file, where and why */
-    imp_store_set_aside(load->store, seg, line);
+    if (imp_io_queue_hung(load->channel->queue)) imp_store_read_late(load->store, line);
+    else imp_store_set_aside(load->store, seg, line);
     return load->dead = imp_fail(IMP_E_IO, "%s", line);
 }
 

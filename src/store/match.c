@@ -168,6 +168,8 @@ int imp_store_match(imp_store *s, imp_hash128 space, const int32_t *tokens, size
 {
     uint64_t missing = 0;
     *header_bytes = 0;
+    *out = (imp_path){0};
+    if (imp_io_hung(s->io)) return 0; /* who waits for this disk waits in vain */
     for (;;) {
         int rc = find_way(s, space, tokens, n_tokens, exact_only, missing != 0, out);
         if (rc < 0) return rc;
@@ -215,6 +217,15 @@ void imp_store_set_aside(imp_store *s, const imp_seg *seg, const char *what)
     pthread_mutex_unlock(&s->lock);
     imp_log(IMP_LOG_WARN, "%s: segments/%016llx.seg is not used for %llu minutes: %s", s->dir,
             (unsigned long long)seg->id, (unsigned long long)(aside_ns / 60000000000u), what);
+}
+
+void imp_store_read_late(imp_store *s, const char *what)
+{
+    pthread_mutex_lock(&s->lock);
+    (void)imp_fail(IMP_E_IO, "%s", what);
+    imp_fault_note(s, IMP_FAULT_READ, IMP_E_IO);
+    pthread_mutex_unlock(&s->lock);
+    imp_log(IMP_LOG_WARN, "%s; nothing is read until it comes back", what);
 }
 
 void imp_store_drop_bad(imp_store *s, const imp_seg *seg, imp_region region, uint32_t layer, uint32_t chunk,

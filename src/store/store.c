@@ -18,6 +18,7 @@ enum {
     DEFAULT_PROBE_HEADS = 3,
     DEFAULT_REORDER_S = 600,
     DEFAULT_REORDER_AFTER = 16,
+    DEFAULT_READ_DEADLINE_MS = 10000,
     LEAST_LIMIT = 1 << 20
 };
 
@@ -68,6 +69,7 @@ static int fill_options(imp_store_opts *o, const imp_store_opts *given)
     if (o->n_probe_heads == 0) o->n_probe_heads = DEFAULT_PROBE_HEADS;
     if (o->reorder_period_s == 0) o->reorder_period_s = DEFAULT_REORDER_S;
     if (o->reorder_after == 0) o->reorder_after = DEFAULT_REORDER_AFTER;
+    if (o->read_deadline_ms == 0) o->read_deadline_ms = DEFAULT_READ_DEADLINE_MS;
     if (o->limit_bytes < LEAST_LIMIT) {
         return imp_fail(IMP_E_ARG, "store: %s of %llu bytes, must be %d at least",
                         o->flags & IMP_STORE_MEMORY ? "in memory, tiers" : "a limit",
@@ -214,6 +216,8 @@ static int open_store(const char *dir, const imp_store_opts *opts, imp_store **o
     if (rc < 0) return rc;
     rc = imp_dir_open(s, dir, &made);
     if (rc == 0) rc = imp_io_new(s->dir, s->opts.io_mode, s->opts.flags, s->opts.read_bytes_per_s, &s->io);
+    if (rc == 0 && s->opts.read_deadline_ms != UINT32_MAX)
+        imp_io_set_deadline(s->io, (uint64_t)s->opts.read_deadline_ms * 1000000u);
     if (rc == 0) rc = imp_dir_check_key(s);
     if (rc == 0 && !s->readonly) {
         rc = imp_dir_live_make(s);

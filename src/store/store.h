@@ -73,6 +73,8 @@ void imp_store_drop_bad(imp_store *s, const imp_seg *seg, imp_region region, uin
 /* A chunk of `seg` can't be read, tried twice: for some minutes, or until a verify, this process's matches end before
  * the segment; count and log. Nothing is dropped: the disk may come back. */
 void imp_store_set_aside(imp_store *s, const imp_seg *seg, const char *what);
+/* A read didn't come back in time: count and log. Until it does, matches find nothing (imp_io_hung()). */
+void imp_store_read_late(imp_store *s, const char *what);
 
 imp_io *imp_store_io(imp_store *s);
 const imp_store_opts *imp_store_options(const imp_store *s); /* with defaults filled in */

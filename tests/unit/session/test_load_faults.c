@@ -11,7 +11,9 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "io/io_fault.h"
+#include "io/io_internal.h"
 #include "session/lease.h"
 #include "store/store_internal.h"
 
@@ -312,6 +314,57 @@ static void test_read_faults(void **state)
     }
 }
 
+/* ---- reads that don't come back */
+
+static void wait_for_disk(const util_world *w)
+{
+    uint64_t start = imp_now_ns();
+    while (imp_io_hung(w->store->io)) {
+        assert_true(imp_now_ns() - start < 60000000000u);
+        imp_io_sleep_until(imp_now_ns() + 10000000);
+    }
+}
+
+static void test_hung(void **state)
+{
+    (void)state;
+    for (size_t mode = 0; mode < 2; mode++) {
+        for (uint64_t nth = 1; nth < 8; nth += 3) {
+            util_world w;
+            size_t n;
+            imp_fault faults[IMP_N_FAULTS];
+            imp_stats before, after;
+            start(&w, modes[mode], IMP_IDENTIFY_ALL_KEYS);
+            assert_int_equal(pass(&w, IMP_IDENTIFY_ALL_KEYS, 0.3, &n), 0); /* opens the segments */
+            imp_io_set_deadline(w.store->io, 100000000);
+            imp_store_stats(w.store, &before);
+            int rule = imp_io_fault_add(&(imp_io_fault){
+                .kind = IMP_IO_READ, .nth = nth, .stay = true, .action = IMP_IO_HANG, .value = 1500000000});
+            assert_int_equal(pass(&w, IMP_IDENTIFY_ALL_KEYS, 0.3, &n), IMP_E_IO);
+            uint64_t hits = imp_io_fault_hits(rule);
+            assert_true(hits > 0);
+
+            /* Others don't try, and it is told. */
+            assert_int_equal(pass(&w, IMP_IDENTIFY_ALL_KEYS, 0.3, &n), 0);
+            assert_int_equal(n, 0);
+            assert_int_equal(imp_io_fault_hits(rule), hits);
+            imp_store_stats(w.store, &after);
+            assert_int_equal(after.io_errors, before.io_errors + 1);
+            assert_int_equal(imp_store_faults(w.store, faults), 1);
+            assert_string_equal(faults[0].what, "read");
+            assert_non_null(strstr(faults[0].line, "no answer within 0.1 s"));
+
+            /* It ends by itself: all is there, nothing was set aside. */
+            imp_io_fault_clear();
+            wait_for_disk(&w);
+            assert_int_equal(pass(&w, IMP_IDENTIFY_ALL_KEYS, 0.3, &n), 0);
+            assert_int_equal(n, N);
+            assert_int_equal(imp_store_faults(w.store, NULL), 0);
+            util_stop(&w);
+        }
+    }
+}
+
 /* ---- no memory */
 
 static void test_no_memory(void **state)
@@ -392,6 +445,7 @@ int main(void)
         cmocka_unit_test(test_flipped_on_disk),
         cmocka_unit_test(test_each_region),
         cmocka_unit_test(test_read_faults),
+        cmocka_unit_test(test_hung),
         cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_threads),
     };
