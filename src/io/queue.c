@@ -240,8 +240,8 @@ static void give_up(imp_io_queue *q, imp_io_op *op)
 {
     imp_io_op *other;
     q->way->drop(q);
-    q->hung = q->n_in_flight > 0;
-    if (q->hung) atomic_fetch_add_explicit(&q->io->n_hung, 1, memory_order_relaxed);
+    q->hung = true; /* also if no read had got as far as the device: the queue's threads don't get on then */
+    atomic_fetch_add_explicit(&q->io->n_hung, 1, memory_order_relaxed);
     while ((other = pop(&q->waiting)) != NULL) end_late(q, other);
     for (unsigned i = 0; i < q->depth; i++) {
         imp_io_flight *flight = &q->flights[i];
