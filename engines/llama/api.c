@@ -46,7 +46,8 @@ static int copy_params(imp_llama *ctx, const imp_llama_params *params)
     ctx->widen_query = params->widen_query;
     ctx->salt = strdup(params->salt ? params->salt : "");
     ctx->files = calloc(params->n_model_files, sizeof *ctx->files);
-    if (!ctx->salt || !ctx->files) return lc_error(IMP_E_NOMEM, "no memory for a context");
+    ctx->file_ids = calloc(params->n_model_files, sizeof *ctx->file_ids);
+    if (!ctx->salt || !ctx->files || !ctx->file_ids) return lc_error(IMP_E_NOMEM, "no memory for a context");
     for (; ctx->n_files < params->n_model_files; ctx->n_files++) {
         ctx->files[ctx->n_files] = strdup(params->model_files[ctx->n_files]);
         if (!ctx->files[ctx->n_files]) return lc_error(IMP_E_NOMEM, "no memory for a context");
@@ -108,7 +109,9 @@ static int open_with_store(imp_llama *ctx, struct llama_model *model, struct lla
         return open_context(ctx, model, cp);
     }
     if (ctx->fit == IMP_LLAMA_FIT_WHOLE) lc_say(IMP_LOG_WARN, "prefixes are loaded whole, never in part: %s", ctx->why);
-    return lc_space_describe(ctx, ctx->salt, &ctx->space);
+    for (size_t i = 0; i < ctx->n_files && !rc; i++)
+        rc = imp_store_fingerprint(ctx->store, ctx->files[i], &ctx->file_ids[i]);
+    return rc < 0 ? rc : lc_space_describe(ctx, ctx->salt, &ctx->space);
 }
 
 int imp_llama_init(struct llama_model *model, struct llama_context_params cp, const imp_llama_params *params,
@@ -153,6 +156,7 @@ void imp_llama_free(imp_llama *ctx)
     if (ctx->work.token) llama_batch_free(ctx->work);
     for (size_t i = 0; i < ctx->n_files; i++) free(ctx->files[i]);
     free(ctx->files);
+    free(ctx->file_ids);
     free(ctx->salt);
     free(ctx->adapters);
     for (size_t l = 0; l < ctx->n_sites; l++) free(ctx->sites[l].factors);

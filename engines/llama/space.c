@@ -20,17 +20,14 @@ int lc_space_describe(imp_llama *ctx, const char *salt, imp_space **out)
     imp_layer_shape *layers = calloc(ctx->n_sites, sizeof *layers);
     imp_rope *ropes = calloc(ctx->n_sites, sizeof *ropes);
     uint32_t *n_heads = calloc(ctx->n_sites, sizeof *n_heads);
-    imp_hash128 *files = calloc(ctx->n_files, sizeof *files);
     char engine[96], name[128], arch[64] = "";
     imp_type type_k, type_v;
     int rc = 0;
     *out = NULL;
-    if (!layers || !ropes || !n_heads || !files) {
+    if (!layers || !ropes || !n_heads) {
         rc = lc_error(IMP_E_NOMEM, "no memory to describe the model");
         goto out;
     }
-    for (size_t i = 0; i < ctx->n_files && !rc; i++) rc = imp_store_fingerprint(ctx->store, ctx->files[i], &files[i]);
-    if (rc < 0) goto out;
     for (size_t l = 0; l < ctx->n_sites; l++) {
         layers[l] = ctx->sites[l].shape;
         ropes[l] = ctx->sites[l].rope;
@@ -53,7 +50,7 @@ int lc_space_describe(imp_llama *ctx, const char *salt, imp_space **out)
     int32_t rotation_off = no_rotation ? atoi(no_rotation) : 0;
 
     const imp_field fields[] = {
-        {"files", files, ctx->n_files * sizeof *files},
+        {"files", ctx->file_ids, ctx->n_files * sizeof *ctx->file_ids},
         {"architecture", arch, strlen(arch)},
         {"graph", ctx->probe.graph, ctx->probe.n_graph}, /* RoPE as it is in force, overrides that show, ... */
         {"attention", "flash", 5},
@@ -62,14 +59,13 @@ int lc_space_describe(imp_llama *ctx, const char *salt, imp_space **out)
     };
     const imp_space_desc desc = {
         .struct_bytes = sizeof desc,
-        .model_name = name, .engine = engine, .weights = files[0], .type_k = type_k, .type_v = type_v,
+        .model_name = name, .engine = engine, .weights = ctx->file_ids[0], .type_k = type_k, .type_v = type_v,
         .n_layers = (uint32_t)ctx->n_sites, .layers = layers,
         .fields = fields, .n_fields = sizeof fields / sizeof fields[0], .salt = salt,
         .ropes = ctx->probe.no_ropes ? NULL : ropes, .n_heads = n_heads,
     };
     rc = imp_space_open(ctx->store, &desc, out);
 out:
-    free(files);
     free(n_heads);
     free(ropes);
     free(layers);

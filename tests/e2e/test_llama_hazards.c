@@ -114,6 +114,38 @@ static void test_flush_of_one(void **state)
     imp_store_close(store);
 }
 
+/* The model's file is replaced while the model is in use: what is stored from then on is the old one's still. */
+static void test_model_file_replaced(void **state)
+{
+    (void)state;
+    char copy[300], command[1024], before[33], after[33];
+    snprintf(copy, sizeof copy, "%s.gguf", store_dir);
+    snprintf(command, sizeof command, "cp '%s' '%s'", model_path, copy);
+    assert_int_equal(system(command), 0);
+    imp_store *store = open_store();
+    const char *path = model_path;
+    model_path = copy;
+    imp_llama *ctx = open_llama(store, context_params());
+    model_path = path;
+    imp_space *space;
+    assert_int_equal(imp_llama_open_space(ctx, "x", &space), 0);
+    imp_space_id(space, before);
+    imp_space_close(space);
+
+    FILE *f = fopen(copy, "w");
+    assert_true(f && fputs("another model", f) >= 0);
+    fclose(f);
+    assert_int_equal(imp_llama_open_space(ctx, "x", &space), 0);
+    imp_space_id(space, after);
+    imp_space_close(space);
+    assert_string_equal(after, before);
+    unlink(copy);
+    assert_int_equal(imp_llama_open_space(ctx, "x", &space), 0);
+    imp_space_close(space);
+    imp_llama_free(ctx);
+    imp_store_close(store);
+}
+
 int main(void)
 {
     need_model();
@@ -122,6 +154,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_keep_with_streams, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(test_shift_of_a_copy, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(test_flush_of_one, make_dir, drop_dir),
+        cmocka_unit_test_setup_teardown(test_model_file_replaced, make_dir, drop_dir),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     llama_model_free(model);
