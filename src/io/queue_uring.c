@@ -21,6 +21,12 @@
 #include <liburing.h>
 #include <string.h>
 
+#ifdef IMPRESS_VALGRIND
+#include <valgrind/memcheck.h>
+#else
+#define VALGRIND_MAKE_MEM_DEFINED(at, n_bytes) ((void)0)
+#endif
+
 typedef struct ring {
     struct io_uring uring;
     bool registered;
@@ -137,6 +143,8 @@ static void piece_done(imp_io_queue *q, imp_io_flight *f, int64_t result)
 {
     imp_io_op *op = f->op;
     size_t done = op ? (size_t)op->status * IMP_IO_BLOCK : 0;
+    /* A system call's results valgrind knows; what the kernel writes after it, for a ring, it must be told. */
+    if (op && result > 0) VALGRIND_MAKE_MEM_DEFINED((unsigned char *)f->buf + done, (size_t)result);
     int err = op ? imp_io_advance(f->file, f->offset, f->n_bytes, &done, &q->n_stalls, result) : 0;
     if (err == IMP_IO_MORE) {
         op->status = (int)(done / IMP_IO_BLOCK);

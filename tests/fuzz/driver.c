@@ -5,7 +5,6 @@
  *
  * The seed is printed, and taken from IMP_TEST_SEED. An input that ends the program is left in ./crash-input. */
 #include <dirent.h>
-#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -153,11 +152,10 @@ static void mutate(uint8_t *bytes, size_t *n, imp_rng *r)
 
 int main(int argc, char **argv)
 {
-    uint64_t n_rounds = 20000;
-    int i = 1;
+    int n_rounds = 20000, i = 1;
     if (argc == 3 && strcmp(argv[1], "-w") == 0) return write_seeds(argv[2]);
     if (argc > 3 && strcmp(argv[1], "-n") == 0) {
-        n_rounds = strtoull(argv[2], NULL, 10);
+        n_rounds = atoi(argv[2]);
         i = 3;
     }
     if (i >= argc) {
@@ -180,13 +178,14 @@ int main(int argc, char **argv)
     if (!bytes) return 1;
     imp_rng r;
     imp_rng_seed(&r, imp_test_seed());
-    for (uint64_t round = 0; round < n_rounds; round++) {
+    if (n_rounds > 0) n_rounds = imp_test_rounds(n_rounds);
+    for (int round = 0; round < n_rounds; round++) {
         size_t base = (size_t)imp_rng_below(&r, n_inputs), n = inputs[base].n;
         memcpy(bytes, inputs[base].bytes, n);
         mutate(bytes, &n, &r);
         run_one(bytes, n);
     }
-    printf("%zu inputs, %" PRIu64 " mutations\n", n_inputs, n_rounds);
+    printf("%zu inputs, %d mutations\n", n_inputs, n_rounds);
     free(bytes);
     for (size_t j = 0; j < n_inputs; j++) free(inputs[j].bytes);
     return 0;

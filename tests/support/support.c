@@ -36,6 +36,13 @@ uint64_t imp_test_seed(void)
     return seed;
 }
 
+int imp_test_rounds(int n)
+{
+    const char *text = getenv("IMP_TEST_LESS");
+    int less = text && *text ? atoi(text) : 1;
+    return less <= 1 ? n : n / less > 0 ? n / less : 1;
+}
+
 char *imp_test_make_dir(const char *base)
 {
     if (!base) base = getenv("TMPDIR");

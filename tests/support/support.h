@@ -8,6 +8,10 @@
 /* The seed of this run, printed once so that a failure can be had again with IMP_TEST_SEED=... */
 uint64_t imp_test_seed(void);
 
+/* How many of n rounds to do: all of them, or one in so many as IMP_TEST_LESS says, where a tool makes each slow (preset
+ * `valgrind`). One at least. */
+int imp_test_rounds(int n);
+
 /* Make an empty directory (mode 0700) below `base`, or below $TMPDIR, else /tmp, if that is NULL. Returns its path, to
  * be given to imp_test_remove_dir(); NULL if `base` can't be used. */
 char *imp_test_make_dir(const char *base);

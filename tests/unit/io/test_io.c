@@ -341,6 +341,7 @@ static void random_rounds(unsigned depth, int n_rounds, uint64_t bytes_per_s)
 
     static imp_io_op ops[N_OPS];
     uint64_t want = 0;
+    n_rounds = imp_test_rounds(n_rounds);
     for (int round = 0; round < n_rounds; round++) {
         size_t n = 1 + (size_t)imp_rng_below(&rng, N_OPS);
         random_ops(&rng, io, f, q, ops, n);
