@@ -184,7 +184,7 @@ static void test_slow(void **state)
 static void test_limited(void **state)
 {
     (void)state;
-    imp_io *io = new_io(4 * BLOCK, 1000 * ms);
+    imp_io *io = new_io(4 * BLOCK, 1800 * ms);
     imp_io_file *f = open_file(io);
     imp_io_queue *q;
     assert_int_equal(imp_io_queue_new(io, DEPTH, N_OPS * BLOCK, &q), 0);
