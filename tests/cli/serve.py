@@ -147,9 +147,10 @@ class Server:
         s.sendall(("POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (path, len(body), body)).encode())
         return s
 
-    def metrics(self):
+    def metrics(self, key=None):
         values = {}
-        for line in self.get("/metrics").body.split("\n"):
+        headers = {"Authorization": "Bearer " + key} if key else {}
+        for line in self.get("/metrics", headers=headers).body.split("\n"):
             if line and line[0] != "#":
                 name, value = line.rsplit(" ", 1)
                 values[name] = float(value)

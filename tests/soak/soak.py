@@ -163,7 +163,7 @@ class Soak:
             call("GET", "/admin/stats")
         else:
             call("POST", "/admin/" + ("gc", "reorder")[what % 2], {})
-        self.server.metrics()
+        self.server.metrics(ADMIN)
         self.count("admin calls")
 
     def readonly(self, r):
