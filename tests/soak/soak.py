@@ -158,7 +158,7 @@ class Soak:
         nodes = [int(w) for w in re.findall(r'"id": ?"?(\d+)', reply.body)] if reply.status == 200 else []
         what = r.randrange(6)
         if what < 3 and nodes:
-            call("POST", "/admin/" + ("pin", "unpin", "drop")[what], {"id": r.choice(nodes)})
+            call("POST", "/admin/" + ("pin", "unpin", "drop")[what], {"node": r.choice(nodes)})
         elif what == 3:
             call("GET", "/admin/stats")
         else:

@@ -109,7 +109,7 @@ static void works_on_overlayfs(const char *where)
     for (size_t i = 0; i < 4; i++) assert_int_equal(mkdir(imp_test_path(dir, folders[i]), 0700), 0);
     snprintf(options, sizeof options, "lowerdir=%s/lower,upperdir=%s/upper,workdir=%s/work", dir, dir, dir);
     const char *merged = imp_test_path(dir, "merged");
-    bool there = unshare(CLONE_NEWNS) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+    bool there = unshare(CLONE_NEWNS) == 0 && mount("none", "/", "none", MS_REC | MS_PRIVATE, NULL) == 0 &&
                  mount("overlay", merged, "overlay", 0, options) == 0;
     if (there) {
         works_on(merged, "overlayfs");
