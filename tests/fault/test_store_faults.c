@@ -122,8 +122,8 @@ static void look_after(const char *dir, bool kept, const char *what, uint64_t nt
 
 static void io_round(imp_io_kind kind, imp_io_action action, uint64_t value, bool stay, bool kept)
 {
-    unsigned n_hit = 0;
-    for (uint64_t nth = 1;; nth++) {
+    unsigned n_hit = 0, step = imp_test_step();
+    for (uint64_t nth = 1;; nth += step) {
         copy_store(base, at);
         imp_io_fault_clear();
         imp_io_fault f = {.kind = kind, .nth = nth, .stay = stay, .action = action, .value = value};
@@ -214,7 +214,7 @@ static void every_allocation(void **state)
     run("cp -a '%s' '%s'", base, at);
     imp_alloc_fail_at(0, 0);
     live(at);
-    uint64_t n = imp_alloc_fail_at(0, 0) + 3, step = n / 150 + 1;
+    uint64_t n = imp_alloc_fail_at(0, 0) + 3, step = n / (uint64_t)imp_test_rounds(150) + 1;
     /* A stride that changes with the seed, so that over time each one is tried. */
     for (uint64_t nth = 1 + imp_test_seed() % step; nth <= n; nth += step) {
         copy_store(base, at);

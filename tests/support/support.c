@@ -36,11 +36,17 @@ uint64_t imp_test_seed(void)
     return seed;
 }
 
-int imp_test_rounds(int n)
+unsigned imp_test_step(void)
 {
     const char *text = getenv("IMP_TEST_LESS");
     int less = text && *text ? atoi(text) : 1;
-    return less <= 1 ? n : n / less > 0 ? n / less : 1;
+    return less > 1 ? (unsigned)less : 1;
+}
+
+int imp_test_rounds(int n)
+{
+    int some = n / (int)imp_test_step();
+    return some > 0 ? some : 1;
 }
 
 char *imp_test_make_dir(const char *base)

@@ -11,6 +11,8 @@ uint64_t imp_test_seed(void);
 /* How many of n rounds to do: all of them, or one in so many as IMP_TEST_LESS says, where a tool makes each slow (preset
  * `valgrind`). One at least. */
 int imp_test_rounds(int n);
+/* The same for what is tried one after the other: 1, or IMP_TEST_LESS. */
+unsigned imp_test_step(void);
 
 /* Make an empty directory (mode 0700) below `base`, or below $TMPDIR, else /tmp, if that is NULL. Returns its path, to
  * be given to imp_test_remove_dir(); NULL if `base` can't be used. */

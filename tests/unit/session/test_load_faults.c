@@ -379,7 +379,7 @@ static void test_no_memory(void **state)
         for (int cache = 0; cache < (identify > IMP_IDENTIFY_ALL_KEYS ? 1 : 2); cache++) {
             w.opts.cache = cache ? IMP_CACHE_LRU : IMP_CACHE_NONE;
             w.opts.host_cache_bytes = cache ? 1 << 20 : 0;
-            for (uint64_t at = 1;; at++) {
+            for (uint64_t at = 1;; at += imp_test_step()) {
                 if (at == 1 || identify <= IMP_IDENTIFY_ALL_KEYS || identify == IMP_IDENTIFY_SKETCH) {
                     util_close(&w); /* so that the first load makes everything anew */
                     util_open(&w);
