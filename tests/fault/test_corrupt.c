@@ -407,9 +407,9 @@ static void damage_file(image *im, imp_rng *rng, kind k, const char *part)
     case ZERO_TAIL:
     case CATALOGUE_ZERO_TAIL: memset(change(f)->bytes + at, 0, f->n - at); break;
     case LENGTHEN:
-        change(f);
-        f->n += 1 + imp_rng_below(rng, 8000);
-        memset(f->bytes + im->files[f - im->files].n - 1, 0, 1);
+        at = f->n;
+        change(f)->n += 1 + imp_rng_below(rng, 8000);
+        set_bytes(f, rng, at, f->n - at);
         break;
     case LOSE:
     case CATALOGUE_LOSE:
