@@ -127,22 +127,39 @@ INLINE __m512 cap16(__m512 x, __m512 softcap)
     return _mm512_mul_ps(softcap, _mm512_sub_ps(one, _mm512_div_ps(two, _mm512_add_ps(e, one))));
 }
 
+/* 2^x for x up to 0; what would be no normal number is 0. 2^r = 1 + C1 r + .. + C5 r^5 for |r| <= 1/2, minimax in the
+ * relative error (9e-8 before rounding); 2^0 is exactly 1. */
+INLINE __m512 exp2_16(__m512 x)
+{
+    __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_GE_OQ);
+    __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), r = _mm512_sub_ps(x, n);
+    __m512 y = _mm512_set1_ps(0.001326472902977749f);
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.00967151255054744f));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.05550733735020457f));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.24022242082043924f));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.6931469776062733f));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.0f));
+    return _mm512_maskz_scalef_ps(normal, y, n);
+}
+
 TARGET static void softmax(float *block, size_t n_panels, size_t n_tokens, float softcap, float *max, float *sum)
 {
     const __m512 low = _mm512_set1_ps(-IMP_LOGIT_MAX), high = _mm512_set1_ps(IMP_LOGIT_MAX);
-    const __m512 limit = _mm512_set1_ps(softcap);
+    const __m512 limit = _mm512_set1_ps(softcap), log2e = _mm512_set1_ps(IMP_EXP_LOG2E);
     for (size_t p = 0; p < n_panels; p++) {
         float *x = block + p * IMP_BLOCK * IMP_PANEL;
         __m512 m = low, s = _mm512_setzero_ps();
-        for (size_t t = 0; t < n_tokens; t++) {
-            /* max and min give their second operand if one is NaN */
+        /* max and min give their second operand if one is NaN: the maximum passes over it, and it becomes the lowest */
+        for (size_t t = 0; softcap != 0.0f && t < n_tokens; t++) {
             __m512 v = _mm512_min_ps(_mm512_max_ps(_mm512_loadu_ps(x + t * IMP_PANEL), low), high);
-            if (softcap != 0.0f) v = cap16(v, limit);
-            _mm512_storeu_ps(x + t * IMP_PANEL, v);
-            m = _mm512_max_ps(m, v);
+            _mm512_storeu_ps(x + t * IMP_PANEL, cap16(v, limit));
         }
+        for (size_t t = 0; t < n_tokens; t++) m = _mm512_max_ps(_mm512_loadu_ps(x + t * IMP_PANEL), m);
+        m = _mm512_min_ps(m, high);
         for (size_t t = 0; t < n_tokens; t++) {
-            __m512 e = exp16(_mm512_sub_ps(_mm512_loadu_ps(x + t * IMP_PANEL), m));
+            /* Less the maximum; what was cut off there is no more than it. */
+            __m512 v = _mm512_sub_ps(_mm512_max_ps(_mm512_loadu_ps(x + t * IMP_PANEL), low), m);
+            __m512 e = exp2_16(_mm512_mul_ps(_mm512_min_ps(v, _mm512_setzero_ps()), log2e));
             _mm512_storeu_ps(x + t * IMP_PANEL, e);
             s = _mm512_add_ps(s, e);
         }
@@ -151,15 +168,35 @@ TARGET static void softmax(float *block, size_t n_panels, size_t n_tokens, float
     }
 }
 
+/* Lane i: the sum over the lanes of v[i]. Vectors are added in pairs, half of each one's lanes to the other half. */
+INLINE __m512 lane_sums(const __m512 v[16])
+{
+    __m512 a[8], b[4], c[2];
+    for (int i = 0; i < 8; i++)
+        a[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+    for (int i = 0; i < 4; i++) {
+        __m512d x = _mm512_castps_pd(a[2 * i]), y = _mm512_castps_pd(a[2 * i + 1]);
+        b[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+    }
+    for (int i = 0; i < 2; i++) {
+        c[i] = _mm512_add_ps(_mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0x88),
+                             _mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0xdd));
+    }
+    return _mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
+}
+
+/* 16 tokens at a time; sums of what lies behind the last one are not stored. */
 TARGET static void column_sums(const float *block, size_t n_panels, size_t n_tokens, const float *w, float *out)
 {
-    for (size_t t = 0; t < n_tokens; t++) {
-        __m512 a = _mm512_setzero_ps();
+    for (size_t first = 0; first < n_tokens; first += 16) {
+        __m512 sum[16];
+        for (int i = 0; i < 16; i++) sum[i] = _mm512_setzero_ps();
         for (size_t p = 0; p < n_panels; p++) {
-            a = _mm512_fmadd_ps(_mm512_loadu_ps(block + (p * IMP_BLOCK + t) * IMP_PANEL),
-                                _mm512_loadu_ps(w + p * IMP_PANEL), a);
+            const float *x = block + (p * IMP_BLOCK + first) * IMP_PANEL;
+            __m512 v = _mm512_loadu_ps(w + p * IMP_PANEL);
+            for (int i = 0; i < 16; i++) sum[i] = _mm512_fmadd_ps(_mm512_loadu_ps(x + i * IMP_PANEL), v, sum[i]);
         }
-        out[t] = _mm512_reduce_add_ps(a);
+        _mm512_mask_storeu_ps(out + first, mask_of(n_tokens - first), lane_sums(sum));
     }
 }
 
