@@ -64,8 +64,8 @@ int main(int argc, char **argv)
 
     printf("%zu rows x %zu heads (%zu KV heads) x %zu dims x %zu tokens, %zu repeats\n", rows, heads, kv, dim, tokens,
            repeats);
-    printf("%-6s %-8s %8s %10s %10s %10s\n", "type", "isa", "threads", "min ms", "median ms", "top-k ms");
-    static const char *const isas[] = {"avx512", "avx2", "neon", "plain"};
+    printf("%-6s %-10s %8s %10s %10s %10s\n", "type", "isa", "threads", "min ms", "median ms", "top-k ms");
+    static const char *const isas[] = {"avx512vnni", "avx512", "avx2", "neon", "plain"};
     for (int type = IMP_TYPE_F32; type <= IMP_TYPE_Q8_0; type++) {
         size_t row_bytes = imp_type_bytes((imp_type)type, dim) * kv;
         if (row_bytes == 0) continue;
@@ -97,7 +97,7 @@ int main(int argc, char **argv)
                 }
                 qsort(ns, repeats, sizeof *ns, compare_ns);
                 qsort(top_ns, repeats, sizeof *top_ns, compare_ns);
-                printf("%-6s %-8s %8u %10.3f %10.3f %10.3f\n", type_names[type], isas[isa], threads,
+                printf("%-6s %-10s %8u %10.3f %10.3f %10.3f\n", type_names[type], isas[isa], threads,
                        (double)ns[0] / 1e6, (double)ns[repeats / 2] / 1e6, (double)top_ns[repeats / 2] / 1e6);
                 imp_scorer_free(s);
                 imp_pool_free(pool);

@@ -14,9 +14,10 @@ static _Atomic(const imp_kernels *) chosen;
 static const imp_kernels *table(size_t i)
 {
     switch (i) {
-    case 0: return imp_kernels_avx512();
-    case 1: return imp_kernels_avx2();
-    case 2: return imp_kernels_neon();
+    case 0: return imp_kernels_vnni();
+    case 1: return imp_kernels_avx512();
+    case 2: return imp_kernels_avx2();
+    case 3: return imp_kernels_neon();
     default: return &imp_kernels_plain;
     }
 }
@@ -42,7 +43,7 @@ const char *imp_select_isa(void) { return imp_kernels_now()->name; }
 
 int imp_select_force_isa(const char *name)
 {
-    for (size_t i = 0; i < 4; i++) {
+    for (size_t i = 0; i < 5; i++) {
         const imp_kernels *k = name ? table(i) : best();
         if (k && (!name || strcmp(k->name, name) == 0)) {
             atomic_store_explicit(&chosen, k, memory_order_relaxed);

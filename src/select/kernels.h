@@ -17,7 +17,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { IMP_PANEL = 16, IMP_BLOCK = 64 };
+enum {
+    IMP_PANEL = 16,
+    IMP_BLOCK = 64,
+    IMP_KEY_FLOATS = 8192 /* widened keys at once, on the stack: 32 KiB stay in the first-level cache */
+};
 
 typedef struct imp_kernels {
     const char *name;
@@ -28,6 +32,18 @@ typedef struct imp_kernels {
     /* block[p][first + t][lane] = dot(q[p][..][lane], k[t]) for the `n_tokens` of `k` (first + n_tokens <= IMP_BLOCK). */
     void (*dots)(const float *q, size_t n_panels, const float *k, size_t n_tokens, size_t dim, size_t first,
                  float *block);
+
+    /* The same in whole numbers; NULL where that is no faster. Queries and keys are divided by their lengths, so that
+     * 16 bits hold the elements and 32 any sum of their products, which is exact: a logit is off by about 1e-5 of the
+     * product of the two lengths. Two elements stand side by side:
+     *
+     *     q16  [panel][(dim + 1) / 2][16][2]      gain [panel][16]: what a whole number of its query is worth
+     *
+     * pack16() makes them of packed queries. Both return 0, and leave nothing of use, if there is a query or a key
+     * whose length is no usable number. */
+    int (*pack16)(const float *q, size_t n_panels, size_t dim, int16_t *q16, float *gain);
+    int (*dots16)(const int16_t *q16, const float *gain, size_t n_panels, const float *k, size_t n_tokens, size_t dim,
+                  size_t first, float *block);
 
     /* Clamp the logits to +-IMP_LOGIT_MAX (a NaN becomes the lowest), apply the soft cap if it isn't 0, and turn them
      * into exp(logit - max) with the maximum and the sum over the tokens of this block. */
@@ -81,6 +97,7 @@ extern const imp_kernels imp_kernels_plain;
 /* NULL where the compiler's target or this machine hasn't got it. */
 const imp_kernels *imp_kernels_avx2(void);
 const imp_kernels *imp_kernels_avx512(void);
+const imp_kernels *imp_kernels_vnni(void); /* AVX-512 with products of whole numbers */
 const imp_kernels *imp_kernels_neon(void);
 
 /* The kernels in force. */

@@ -10,7 +10,7 @@
 imp_linear_isa_kind imp_linear_isa(void)
 {
     const char *name = imp_select_isa();
-    if (strcmp(name, "avx512") == 0) return IMP_LINEAR_ISA_AVX512;
+    if (strncmp(name, "avx512", 6) == 0) return IMP_LINEAR_ISA_AVX512;
     if (strcmp(name, "avx2") == 0) return IMP_LINEAR_ISA_AVX2;
     return IMP_LINEAR_ISA_PLAIN;
 }

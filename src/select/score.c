@@ -18,13 +18,14 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/bytes.h"
 #include "base/status.h"
 #include "select/kernels.h"
 
 enum {
     MAX_PANELS = 256 / IMP_PANEL, /* of a tile and of a wave */
     MAX_DIM = 1024,
-    KEY_FLOATS = 8192 /* widened keys on the stack: 32 KiB stay in the first-level cache */
+    MIN_PANELS_16 = 2 /* that are worth narrowing keys for */
 };
 
 /* Less work than this (multiplications) isn't worth waking threads. */
@@ -39,6 +40,7 @@ typedef struct tile {
     uint32_t kv_head;
     size_t first_query, n_queries; /* of the KV head's; query i is row i / group, head i % group of the group */
     size_t panel, n_panels;        /* in the wave */
+    bool in_16;                    /* its queries are in q16, too */
 } tile;
 
 struct imp_scorer {
@@ -48,6 +50,8 @@ struct imp_scorer {
 
     /* all in one piece of memory */
     float *q;            /* [max_panels][max_dim][IMP_PANEL] */
+    int16_t *q16;        /* [max_panels][max_dim, made even][IMP_PANEL] */
+    float *gains;        /* [max_panels][IMP_PANEL] */
     float *blocks;       /* [max_blocks][max_panels][IMP_BLOCK][IMP_PANEL] */
     float *max, *sum;    /* [max_blocks][max_panels][IMP_PANEL]; max becomes w */
     block_start *starts; /* [max_blocks] */
@@ -99,9 +103,11 @@ int imp_scorer_new(size_t max_tokens, size_t max_rows, uint32_t max_heads, uint3
     if (panels > MAX_PANELS) panels = MAX_PANELS;
     size_t blocks = max_tokens / IMP_BLOCK + (max_tokens % IMP_BLOCK != 0);
 
-    size_t total = 0, at_q, at_blocks, at_max, at_sum, at_starts;
+    size_t total = 0, at_q, at_q16, at_gains, at_blocks, at_max, at_sum, at_starts;
     size_t panel_bytes = panels * IMP_PANEL * sizeof(float);
     bool fits = add_region(&total, max_head_dim, panel_bytes, &at_q) &&
+                add_region(&total, (max_head_dim + 1) / 2, panel_bytes, &at_q16) &&
+                add_region(&total, 1, panel_bytes, &at_gains) &&
                 add_region(&total, blocks, panel_bytes * IMP_BLOCK, &at_blocks) &&
                 add_region(&total, blocks, panel_bytes, &at_max) && add_region(&total, blocks, panel_bytes, &at_sum) &&
                 add_region(&total, blocks, sizeof(block_start), &at_starts);
@@ -114,8 +120,9 @@ int imp_scorer_new(size_t max_tokens, size_t max_rows, uint32_t max_heads, uint3
     *s = (imp_scorer){
         .max_tokens = max_tokens, .max_rows = max_rows, .max_blocks = blocks, .max_panels = panels,
         .max_heads = max_heads, .max_dim = max_head_dim, .pool = pool,
-        .q = (void *)(memory + at_q), .blocks = (void *)(memory + at_blocks), .max = (void *)(memory + at_max),
-        .sum = (void *)(memory + at_sum), .starts = (void *)(memory + at_starts),
+        .q = (void *)(memory + at_q), .q16 = (void *)(memory + at_q16), .gains = (void *)(memory + at_gains),
+        .blocks = (void *)(memory + at_blocks), .max = (void *)(memory + at_max), .sum = (void *)(memory + at_sum),
+        .starts = (void *)(memory + at_starts),
     };
     *out = s;
     return 0;
@@ -130,7 +137,12 @@ void imp_scorer_free(imp_scorer *s)
 
 /* -------------------------------------------------------------------------------------------------- the steps ---- */
 
-static void pack_queries(const wave *w, const tile *tl, size_t first_row)
+static int16_t *queries_16(const wave *w, const tile *tl)
+{
+    return w->s->q16 + tl->panel * imp_round_up(w->keys->head_dim, 2) * IMP_PANEL;
+}
+
+static void pack_queries(const wave *w, tile *tl, size_t first_row)
 {
     const imp_query *query = w->query;
     size_t dim = w->keys->head_dim, group = query->n_heads / w->keys->n_kv_heads;
@@ -143,14 +155,25 @@ static void pack_queries(const wave *w, const tile *tl, size_t first_row)
         float *out = panels + i / IMP_PANEL * dim * IMP_PANEL + i % IMP_PANEL;
         for (size_t d = 0; d < dim; d++) out[d * IMP_PANEL] = q[d] * query->scale;
     }
+    tl->in_16 = w->kernels->pack16 && tl->n_panels >= MIN_PANELS_16 &&
+                w->kernels->pack16(panels, tl->n_panels, dim, queries_16(w, tl), w->s->gains + tl->panel * IMP_PANEL);
 }
 
-/* Dot products with the keys of a block, which lie in runs; k: [KEY_FLOATS]. */
-static void dots_of_runs(const wave *w, const tile *tl, size_t block, const float *q, float *k, float *out)
+/* Dot products with n_tokens widened keys. */
+static void dots(const wave *w, const tile *tl, const float *k, size_t n_tokens, size_t first, float *out)
+{
+    size_t dim = w->keys->head_dim;
+    const float *gain = w->s->gains + tl->panel * IMP_PANEL;
+    if (tl->in_16 && w->kernels->dots16(queries_16(w, tl), gain, tl->n_panels, k, n_tokens, dim, first, out)) return;
+    w->kernels->dots(w->s->q + tl->panel * dim * IMP_PANEL, tl->n_panels, k, n_tokens, dim, first, out);
+}
+
+/* The same with the keys of a block, which lie in runs; k: [IMP_KEY_FLOATS]. */
+static void dots_of_runs(const wave *w, const tile *tl, size_t block, float *k, float *out)
 {
     const imp_scorer *s = w->s;
     size_t dim = w->keys->head_dim, n_tokens = block_tokens(w->keys, block), head_offset = tl->kv_head * w->head_bytes;
-    size_t room = KEY_FLOATS / dim, run = s->starts[block].run, row = s->starts[block].row, n_wide = 0, done = 0;
+    size_t room = IMP_KEY_FLOATS / dim, run = s->starts[block].run, row = s->starts[block].row, n_wide = 0, done = 0;
     void (*widen)(const void *src, float *dst, size_t n) = w->kernels->widen[w->keys->type];
     while (done + n_wide < n_tokens) {
         const imp_key_run *r = &w->keys->runs[run];
@@ -164,7 +187,7 @@ static void dots_of_runs(const wave *w, const tile *tl, size_t block, const floa
             widen(src, k + n_wide * dim, dim);
         }
         if (n_wide == room || done + n_wide == n_tokens) {
-            w->kernels->dots(q, tl->n_panels, k, n_wide, dim, done, out);
+            dots(w, tl, k, n_wide, done, out);
             done += n_wide;
             n_wide = 0;
         }
@@ -181,15 +204,14 @@ static void score_part(size_t part, void *user)
     size_t dim = w->keys->head_dim, n_tokens = block_tokens(w->keys, block);
     size_t at = block * w->n_panels + tl->panel;
     float *out = s->blocks + at * IMP_BLOCK * IMP_PANEL;
-    const float *q = s->q + tl->panel * dim * IMP_PANEL;
-    _Alignas(64) float k[KEY_FLOATS];
-    size_t room = KEY_FLOATS / dim;
+    _Alignas(64) float k[IMP_KEY_FLOATS];
+    size_t room = IMP_KEY_FLOATS / dim;
     for (size_t n, done = 0; w->maker && done < n_tokens; done += n) {
         n = n_tokens - done < room ? n_tokens - done : room;
         w->maker->make(w->maker->user, tl->kv_head, block * IMP_BLOCK + done, n, k);
-        w->kernels->dots(q, tl->n_panels, k, n, dim, done, out);
+        dots(w, tl, k, n, done, out);
     }
-    if (!w->maker) dots_of_runs(w, tl, block, q, k, out);
+    if (!w->maker) dots_of_runs(w, tl, block, k, out);
     w->kernels->softmax(out, tl->n_panels, n_tokens, w->query->softcap, s->max + at * IMP_PANEL,
                         s->sum + at * IMP_PANEL);
 }
@@ -329,7 +351,7 @@ static int score(imp_scorer *s, const imp_query *query, size_t max_rows, const i
                 run_wave(&w, first_row);
                 w.n_tiles = panel = 0;
             }
-            w.tiles[w.n_tiles++] = (tile){h, done, n, panel, panels_of(n)};
+            w.tiles[w.n_tiles++] = (tile){h, done, n, panel, panels_of(n), false};
             panel += panels_of(n);
         }
     }

@@ -61,7 +61,7 @@ int imp_score_made(imp_scorer *s, const imp_query *query, size_t max_rows, const
 void imp_top_k(const float *scores, size_t n, size_t k, size_t keep_first, size_t keep_last, uint32_t *out,
                double *mass, float *scratch);
 
-/* Which kernels run: "avx512", "avx2", "neon", "plain". */
+/* Which kernels run: "avx512vnni", "avx512", "avx2", "neon", "plain". */
 const char *imp_select_isa(void);
 /* Tests: force a kernel by name; NULL: the best. IMP_E_UNSUPPORTED if this machine hasn't got it. */
 int imp_select_force_isa(const char *name);

@@ -42,7 +42,7 @@ static inline float test_uniform(imp_rng *r, float low, float high)
     return low + (float)imp_rng_unit(r) * (high - low);
 }
 
-static const char *const test_isas[] = {"plain", "avx2", "avx512", "neon"};
-enum { TEST_ISAS = 4 };
+static const char *const test_isas[] = {"plain", "avx2", "avx512", "avx512vnni", "neon"};
+enum { TEST_ISAS = 5 };
 
 #endif

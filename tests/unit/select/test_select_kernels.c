@@ -161,6 +161,99 @@ static void exp_at_the_edges(void **state)
     }
 }
 
+/* dots16() of one key, which ends at the end of its memory; false if it or the queries are refused. */
+static int dot_16(const imp_kernels *k, const float *q, const float *key, size_t dim, float *block)
+{
+    int16_t *q16 = test_alloc(IMP_PANEL * (dim + dim % 2) * sizeof *q16);
+    float gain[IMP_PANEL];
+    int fine = k->pack16(q, 1, dim, q16, gain) && k->dots16(q16, gain, 1, key, 1, dim, 0, block);
+    imp_free(q16);
+    return fine;
+}
+
+/* Against exact products: each within what rounding can do at worst, all of them within what it does on average. */
+static void dots_of_whole_numbers(void **state)
+{
+    (void)state;
+    imp_rng rng = test_rng("dots_of_whole_numbers");
+    static const size_t dims[] = {1, 2, 3, 15, 16, 17, 31, 32, 33, 64, 80, 96, 128};
+    for (int i = 0; i < TEST_ISAS; i++) {
+        if (imp_select_force_isa(test_isas[i]) < 0 || !imp_kernels_now()->dots16) continue;
+        const imp_kernels *k = imp_kernels_now();
+        for (size_t round = 0; round < 200; round++) {
+            size_t dim = dims[round % (sizeof dims / sizeof dims[0])], n_panels = 1 + imp_rng_below(&rng, 7);
+            size_t first = imp_rng_below(&rng, IMP_BLOCK), n = 1 + imp_rng_below(&rng, IMP_BLOCK - first);
+            float size = test_uniform(&rng, 1e-3f, 1e3f), gain[7 * IMP_PANEL];
+            float *q = test_alloc(n_panels * dim * IMP_PANEL * sizeof *q), *keys = test_alloc(n * dim * sizeof *keys);
+            float *block = test_alloc(n_panels * IMP_BLOCK * IMP_PANEL * sizeof *block);
+            int16_t *q16 = test_alloc(n_panels * IMP_PANEL * (dim + dim % 2) * sizeof *q16);
+            for (size_t j = 0; j < n_panels * dim * IMP_PANEL; j++) q[j] = test_uniform(&rng, -2.0f, 2.0f);
+            /* some keys are a thousand times the others */
+            for (size_t t = 0; t < n; t++) {
+                float own = imp_rng_below(&rng, 8) ? size : 1000.0f * size;
+                for (size_t d = 0; d < dim; d++) keys[t * dim + d] = test_uniform(&rng, -own, own);
+            }
+            assert_true(k->pack16(q, n_panels, dim, q16, gain));
+            assert_true(k->dots16(q16, gain, n_panels, keys, n, dim, first, block));
+            double squares = 0.0;
+            for (size_t lane = 0; lane < n_panels * IMP_PANEL; lane++) {
+                for (size_t t = 0; t < n; t++) {
+                    const float *x = q + lane / IMP_PANEL * dim * IMP_PANEL + lane % IMP_PANEL;
+                    double dot = 0.0, q_square = 0.0, k_square = 0.0;
+                    for (size_t d = 0; d < dim; d++) {
+                        double a = (double)x[d * IMP_PANEL], b = (double)keys[t * dim + d];
+                        dot += a * b;
+                        q_square += a * a;
+                        k_square += b * b;
+                    }
+                    size_t at = (lane / IMP_PANEL * IMP_BLOCK + first + t) * IMP_PANEL + lane % IMP_PANEL;
+                    double error = ((double)block[at] - dot) / sqrt(q_square * k_square);
+                    assert_true(fabs(error) <= 1.01 * sqrt((double)dim) * 0x1p-15);
+                    squares += error * error;
+                }
+            }
+            assert_true(sqrt(squares / (double)(n * n_panels * IMP_PANEL)) <= 0x1p-15);
+            imp_free(q16);
+            imp_free(block);
+            imp_free(keys);
+            imp_free(q);
+        }
+    }
+    imp_select_force_isa(NULL);
+}
+
+/* What can't be divided by its length is left to floats; what is 0 has no direction, and needs none. */
+static void whole_numbers_refused(void **state)
+{
+    (void)state;
+    enum { DIM = 64 };
+    static const float bad[] = {NAN, INFINITY, -INFINITY, 1e16f, -1e30f, 1e-16f};
+    for (int i = 0; i < TEST_ISAS; i++) {
+        if (imp_select_force_isa(test_isas[i]) < 0 || !imp_kernels_now()->dots16) continue;
+        const imp_kernels *k = imp_kernels_now();
+        float *q = test_alloc(DIM * IMP_PANEL * sizeof *q), *key = test_alloc(DIM * sizeof *key);
+        float *block = test_alloc(IMP_BLOCK * IMP_PANEL * sizeof *block);
+        for (size_t j = 0; j < DIM * IMP_PANEL; j++) q[j] = 1.0f;
+        for (size_t j = 0; j < DIM; j++) key[j] = 0.0f;
+        assert_true(dot_16(k, q, key, DIM, block));
+        for (size_t lane = 0; lane < IMP_PANEL; lane++) assert_true(block[lane] == 0.0f);
+        for (size_t j = 0; j < sizeof bad / sizeof bad[0]; j++) {
+            key[DIM - 1] = bad[j];
+            assert_false(dot_16(k, q, key, DIM, block));
+            key[DIM - 1] = 1.0f;
+            for (size_t d = 0; d < DIM; d++) q[d * IMP_PANEL + 5] = d == 9 ? bad[j] : 0.0f;
+            assert_false(dot_16(k, q, key, DIM, block));
+            for (size_t d = 0; d < DIM; d++) q[d * IMP_PANEL + 5] = 0.0f;
+            assert_true(dot_16(k, q, key, DIM, block));
+            assert_true(block[5] == 0.0f && fabsf(block[6] - 1.0f) < 1e-3f);
+        }
+        imp_free(block);
+        imp_free(key);
+        imp_free(q);
+    }
+    imp_select_force_isa(NULL);
+}
+
 static void forcing(void **state)
 {
     (void)state;
@@ -183,6 +276,8 @@ int main(void)
         cmocka_unit_test(widens),
         cmocka_unit_test(exp_is_close),
         cmocka_unit_test(exp_at_the_edges),
+        cmocka_unit_test(dots_of_whole_numbers),
+        cmocka_unit_test(whole_numbers_refused),
         cmocka_unit_test(forcing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
