@@ -123,8 +123,8 @@ IMP_LINEAR_INLINE void turn_rows(const imp_rope_table *t, size_t first, float *r
 {
     const size_t n = t->n_pairs;
     for (size_t r = 0; r < n_rows; r++) {
-        const float *cosines = t->turns + (first - t->first + r) * 2 * n, *sines = cosines + n;
-        float *row = rows + r * row_stride + t->first_dim;
+        const float *restrict cosines = t->turns + (first - t->first + r) * 2 * n, *restrict sines = cosines + n;
+        float *restrict row = rows + r * row_stride + t->first_dim;
         if (t->pairs == IMP_ROPE_NEOX) {
             float *restrict a = row, *restrict b = row + n;
             for (size_t i = 0; i < n; i++) {
@@ -142,40 +142,49 @@ IMP_LINEAR_INLINE void turn_rows(const imp_rope_table *t, size_t first, float *r
     }
 }
 
-typedef void turn_fn(const imp_rope_table *t, size_t first, float *rows, size_t row_stride, size_t n_rows, float gain,
-                     float sign);
+typedef void turn_fn(const imp_rope_table *t, size_t first, float *rows, size_t row_stride, size_t n_rows);
 
-#define TURN_VARIANT(name, attributes)                                                                          \
-    attributes static void name(const imp_rope_table *t, size_t first, float *rows, size_t row_stride,          \
-                                size_t n_rows, float gain, float sign)                                          \
-    {                                                                                                           \
-        turn_rows(t, first, rows, row_stride, n_rows, gain, sign);                                              \
+/* Forth and back for one instruction set. Forth, as scoring does it over and over, gain and sign vanish. */
+#define TURN_VARIANT(forth, back, attributes)                                                                       \
+    attributes static void forth(const imp_rope_table *t, size_t first, float *rows, size_t row_stride,             \
+                                 size_t n_rows)                                                                     \
+    {                                                                                                               \
+        turn_rows(t, first, rows, row_stride, n_rows, 1.0f, 1.0f);                                                  \
+    }                                                                                                               \
+    attributes static void back(const imp_rope_table *t, size_t first, float *rows, size_t row_stride,              \
+                                size_t n_rows)                                                                      \
+    {                                                                                                               \
+        turn_rows(t, first, rows, row_stride, n_rows, 1.0f / (t->magnitude * t->magnitude), -1.0f);                 \
     }
 
-TURN_VARIANT(turn_plain, )
+TURN_VARIANT(forth_plain, back_plain, )
 #if defined(__x86_64__)
-TURN_VARIANT(turn_avx2, IMP_LINEAR_AVX2)
-TURN_VARIANT(turn_avx512, IMP_LINEAR_AVX512)
+TURN_VARIANT(forth_avx2, back_avx2, IMP_LINEAR_AVX2)
+TURN_VARIANT(forth_avx512, back_avx512, IMP_LINEAR_AVX512)
 #endif
-
-static turn_fn *turn_now(void)
-{
-#if defined(__x86_64__)
-    switch (imp_linear_isa()) {
-    case IMP_LINEAR_ISA_AVX512: return turn_avx512;
-    case IMP_LINEAR_ISA_AVX2: return turn_avx2;
-    default: break;
-    }
-#endif
-    return turn_plain;
-}
 
 void imp_rope_apply(const imp_rope_table *t, size_t first, float *rows, size_t row_stride, size_t n_rows)
 {
-    turn_now()(t, first, rows, row_stride, n_rows, 1.0f, 1.0f);
+    turn_fn *forth = forth_plain;
+#if defined(__x86_64__)
+    switch (imp_linear_isa()) {
+    case IMP_LINEAR_ISA_AVX512: forth = forth_avx512; break;
+    case IMP_LINEAR_ISA_AVX2: forth = forth_avx2; break;
+    default: break;
+    }
+#endif
+    forth(t, first, rows, row_stride, n_rows);
 }
 
 void imp_rope_undo(const imp_rope_table *t, size_t first, float *rows, size_t row_stride, size_t n_rows)
 {
-    turn_now()(t, first, rows, row_stride, n_rows, 1.0f / (t->magnitude * t->magnitude), -1.0f);
+    turn_fn *back = back_plain;
+#if defined(__x86_64__)
+    switch (imp_linear_isa()) {
+    case IMP_LINEAR_ISA_AVX512: back = back_avx512; break;
+    case IMP_LINEAR_ISA_AVX2: back = back_avx2; break;
+    default: break;
+    }
+#endif
+    back(t, first, rows, row_stride, n_rows);
 }
