@@ -353,6 +353,41 @@ static void test_exact(void **state)
     }
 }
 
+/* Whatever the bytes: rows of f16 are the f32 they stand for, tamed and rounded. */
+static void test_any_bytes(void **state)
+{
+    (void)state;
+    imp_rng r;
+    imp_rng_seed(&r, imp_test_seed());
+    for (int round = 0; round < 30000; round++) {
+        static unsigned char codes[MAX_N * 2], wide[MAX_N * 4], row[MAX_N * 2 + 2];
+        static uint16_t scales[2 * MAX_N];
+        imp_rest rest = rounded[round % 3];
+        size_t n = 1 + (size_t)imp_rng_below(&r, MAX_N);
+        bool key = imp_rng_below(&r, 2);
+        unsigned char *narrow = row + imp_rng_below(&r, 2);
+        imp_test_fill(codes, sizeof codes, imp_rng_u64(&r), 0);
+        imp_test_fill(scales, sizeof scales, imp_rng_u64(&r), 0);
+        narrow[2 * n] = 77;
+        if (key) {
+            imp_rows_key_decode(rest, IMP_TYPE_F32, codes, scales, n, wide);
+            imp_rows_key_decode(rest, IMP_TYPE_F16, codes, scales, n, narrow);
+        } else {
+            imp_rows_value_decode(rest, IMP_TYPE_F32, codes, n, wide);
+            imp_rows_value_decode(rest, IMP_TYPE_F16, codes, n, narrow);
+        }
+        assert_int_equal(narrow[2 * n], 77);
+        for (size_t i = 0; i < n; i++) {
+            float f;
+            uint16_t h, want;
+            memcpy(&f, wide + 4 * i, sizeof f);
+            memcpy(&h, narrow + 2 * i, sizeof h);
+            want = isnan(f) ? 0 : imp_f32_to_f16(fabsf(f) > 65504.0f ? copysignf(65504.0f, f) : f);
+            assert_int_equal(isnan(f) ? h & 0x7fff : h, want);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -363,6 +398,7 @@ int main(void)
         cmocka_unit_test(test_raw),
         cmocka_unit_test(test_bytes),
         cmocka_unit_test(test_error),
+        cmocka_unit_test(test_any_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
