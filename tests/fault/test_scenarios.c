@@ -317,7 +317,12 @@ static void the_page_cache_stays_free(void **state)
         fprintf(stderr, "not looked at: reads go by %s\n", st.io_mode);
         return;
     }
+#ifdef IMPRESS_VALGRIND
+    fprintf(stderr, "not looked at: valgrind itself reads the head of each file that is mapped\n");
+    (void)percent_cached(w);
+#else
     assert_in_range(percent_cached(w), 0, 5);
+#endif
 }
 
 int main(void)

@@ -243,7 +243,7 @@ static void clock_set(void **state)
 static bool may_mount(void)
 {
     return unshare(geteuid() == 0 ? CLONE_NEWNS : CLONE_NEWUSER | CLONE_NEWNS) == 0 &&
-           mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0;
+           mount("none", "/", "none", MS_REC | MS_PRIVATE, NULL) == 0;
 }
 
 int main(void)

@@ -218,7 +218,7 @@ static int tear_down(void **state)
 static bool may_mount(void)
 {
     if (unshare(geteuid() == 0 ? CLONE_NEWNS : CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
-    if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0) return false;
+    if (mount("none", "/", "none", MS_REC | MS_PRIVATE, NULL) != 0) return false;
     if (mount("tmpfs", disk, "tmpfs", 0, "size=1m") != 0) return false;
     /* A user who isn't mapped can mount it and yet make no file in it. */
     int fd = open(imp_test_path(disk, "file"), O_WRONLY | O_CREAT, 0600);
