@@ -44,6 +44,7 @@ for o in keep-first keep-last; do for n in x -1; do expect 2 "--$o wants 0 or mo
 expect 2 '--probe-spread wants yes or no' "${base[@]}" --probe-spread=maybe
 for p in 0 -5 soon; do expect 2 '--reorder-period wants seconds or never' "${base[@]}" --reorder-period="$p"; done
 expect 2 '--reorder-after wants a whole number' "${base[@]}" --reorder-after often
+expect 2 '--read-deadline wants no more than' "${base[@]}" --read-deadline 1000001
 expect 2 '--host-cache wants a size' "${base[@]}" --host-cache much
 expect 2 '--device-cache wants a size' "${base[@]}" --device-cache -1
 expect 2 'IMPRESS_PROBE_SPREAD wants yes' env IMPRESS_PROBE_SPREAD=perhaps "${base[@]}"
