@@ -163,28 +163,22 @@ TURN_VARIANT(forth_avx2, back_avx2, IMP_LINEAR_AVX2)
 TURN_VARIANT(forth_avx512, back_avx512, IMP_LINEAR_AVX512)
 #endif
 
+static const struct turns {
+    turn_fn *forth, *back;
+} turns[] = {
+    [IMP_LINEAR_ISA_PLAIN] = {forth_plain, back_plain},
+#if defined(__x86_64__)
+    [IMP_LINEAR_ISA_AVX2] = {forth_avx2, back_avx2},
+    [IMP_LINEAR_ISA_AVX512] = {forth_avx512, back_avx512},
+#endif
+};
+
 void imp_rope_apply(const imp_rope_table *t, size_t first, float *rows, size_t row_stride, size_t n_rows)
 {
-    turn_fn *forth = forth_plain;
-#if defined(__x86_64__)
-    switch (imp_linear_isa()) {
-    case IMP_LINEAR_ISA_AVX512: forth = forth_avx512; break;
-    case IMP_LINEAR_ISA_AVX2: forth = forth_avx2; break;
-    default: break;
-    }
-#endif
-    forth(t, first, rows, row_stride, n_rows);
+    turns[imp_linear_isa()].forth(t, first, rows, row_stride, n_rows);
 }
 
 void imp_rope_undo(const imp_rope_table *t, size_t first, float *rows, size_t row_stride, size_t n_rows)
 {
-    turn_fn *back = back_plain;
-#if defined(__x86_64__)
-    switch (imp_linear_isa()) {
-    case IMP_LINEAR_ISA_AVX512: back = back_avx512; break;
-    case IMP_LINEAR_ISA_AVX2: back = back_avx2; break;
-    default: break;
-    }
-#endif
-    back(t, first, rows, row_stride, n_rows);
+    turns[imp_linear_isa()].back(t, first, rows, row_stride, n_rows);
 }
