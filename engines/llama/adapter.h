@@ -300,7 +300,6 @@ struct imp_llama {
     char *salt;
     lc_adapter_id *adapters; /* in force: [n_adapters] */
     size_t n_adapters;
-    char **files;
     imp_hash128 *file_ids; /* [n_files], of what was there at the start: later files of these names aren't the model */
     size_t n_files;
 

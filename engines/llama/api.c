@@ -45,13 +45,9 @@ static int copy_params(imp_llama *ctx, const imp_llama_params *params)
     ctx->min_query = params->min_query_tokens ? params->min_query_tokens : 16;
     ctx->widen_query = params->widen_query;
     ctx->salt = strdup(params->salt ? params->salt : "");
-    ctx->files = calloc(params->n_model_files, sizeof *ctx->files);
+    ctx->n_files = params->n_model_files;
     ctx->file_ids = calloc(params->n_model_files, sizeof *ctx->file_ids);
-    if (!ctx->salt || !ctx->files || !ctx->file_ids) return lc_error(IMP_E_NOMEM, "no memory for a context");
-    for (; ctx->n_files < params->n_model_files; ctx->n_files++) {
-        ctx->files[ctx->n_files] = strdup(params->model_files[ctx->n_files]);
-        if (!ctx->files[ctx->n_files]) return lc_error(IMP_E_NOMEM, "no memory for a context");
-    }
+    if (!ctx->salt || !ctx->file_ids) return lc_error(IMP_E_NOMEM, "no memory for a context");
     return 0;
 }
 
@@ -110,7 +106,7 @@ static int open_with_store(imp_llama *ctx, struct llama_model *model, struct lla
     }
     if (ctx->fit == IMP_LLAMA_FIT_WHOLE) lc_say(IMP_LOG_WARN, "prefixes are loaded whole, never in part: %s", ctx->why);
     for (size_t i = 0; i < ctx->n_files && !rc; i++)
-        rc = imp_store_fingerprint(ctx->store, ctx->files[i], &ctx->file_ids[i]);
+        rc = imp_store_fingerprint(ctx->store, params->model_files[i], &ctx->file_ids[i]);
     return rc < 0 ? rc : lc_space_describe(ctx, ctx->salt, &ctx->space);
 }
 
@@ -154,8 +150,6 @@ void imp_llama_free(imp_llama *ctx)
     imp_space_close(ctx->space);
     if (ctx->lctx) llama_free(ctx->lctx);
     if (ctx->work.token) llama_batch_free(ctx->work);
-    for (size_t i = 0; i < ctx->n_files; i++) free(ctx->files[i]);
-    free(ctx->files);
     free(ctx->file_ids);
     free(ctx->salt);
     free(ctx->adapters);
