@@ -119,7 +119,7 @@ typedef struct lc_hook {
     const uint32_t *placed; /* and these among them: [n_placed] */
     size_t n_placed;
 
-    const lc_take *take;    /* [the batch's tokens]; NULL: no queries are kept of this pass */
+    lc_take *take;          /* [the batch's tokens], in the graph's order; NULL: no queries are kept of this pass */
     size_t n_taken, n_to_take; /* times a layer's were copied, and should have been */
 } lc_hook;
 
@@ -266,7 +266,7 @@ void lc_save_cancel(lc_seq *s);
 void lc_queries_begin(imp_llama *ctx, const struct llama_batch *b, const lc_seq *only, size_t first);
 void lc_queries_end(imp_llama *ctx, bool done);
 
-/* For the hook: does this ubatch have rows to keep, and take them from one layer. */
+/* For the hook, once an ubatch's cells are noted: does it have rows to keep? And take them from one layer. */
 bool lc_queries_wanted(imp_llama *ctx);
 void lc_queries_take(imp_llama *ctx, size_t layer, const struct ggml_tensor *attention);
 
@@ -297,6 +297,7 @@ struct imp_llama {
     uint32_t n_vocab, n_batch, n_ubatch, n_seq_max;
     uint32_t min_query;
     bool widen_query;
+    bool has_streams;   /* each sequence has cells of its own */
     char *salt;
     lc_adapter_id *adapters; /* in force: [n_adapters] */
     size_t n_adapters;

@@ -79,6 +79,7 @@ static int open_context(imp_llama *ctx, struct llama_model *model, struct llama_
     ctx->n_batch = llama_n_batch(ctx->lctx);
     ctx->n_ubatch = llama_n_ubatch(ctx->lctx);
     ctx->n_seq_max = llama_n_seq_max(ctx->lctx);
+    ctx->has_streams = !cp.kv_unified && ctx->n_seq_max > 1 && !llama_model_is_recurrent(model);
     return 0;
 }
 
@@ -322,7 +323,7 @@ static int copy_seq(imp_llama *ctx, llama_seq_id src, llama_seq_id dst, size_t n
 {
     const lc_seq *s = &ctx->seqs[src];
     lc_seq *d = &ctx->seqs[dst];
-    int64_t shift = ctx->n_streams > 1 ? ((int64_t)dst - src) * (int64_t)ctx->stream_cells : 0;
+    int64_t shift = ctx->has_streams ? ((int64_t)dst - src) * (int64_t)ctx->stream_cells : 0;
     uint32_t *placed = NULL;
     if (s->n_placed && s->partial) placed = malloc(s->n_placed * sizeof *placed);
     if ((s->n_placed && s->partial && !placed) || lc_seq_append(d, s->tokens, n) < 0) {
@@ -346,17 +347,31 @@ static int copy_seq(imp_llama *ctx, llama_seq_id src, llama_seq_id dst, size_t n
     return 0;
 }
 
-void imp_llama_seq_cp(imp_llama *ctx, llama_seq_id src, llama_seq_id dst, llama_pos p0, llama_pos p1)
+/* llama.cpp copies another stream's cells all or none (it ends the program otherwise): what is too much is given back,
+ * or all where that can't be. */
+static void copy_cells(imp_llama *ctx, llama_seq_id src, llama_seq_id dst, llama_pos p0, llama_pos p1)
 {
-    if (!ctx->space) {
+    if (!ctx->has_streams) {
         llama_memory_seq_cp(ctx->memory, src, dst, p0, p1);
         return;
     }
+    llama_memory_seq_cp(ctx->memory, src, dst, -1, -1);
+    bool ok = p0 <= 0 || llama_memory_seq_rm(ctx->memory, dst, 0, p0);
+    ok = ok && (p1 < 0 || llama_memory_seq_rm(ctx->memory, dst, p1, -1));
+    if (!ok) llama_memory_seq_rm(ctx->memory, dst, -1, -1);
+}
+
+void imp_llama_seq_cp(imp_llama *ctx, llama_seq_id src, llama_seq_id dst, llama_pos p0, llama_pos p1)
+{
     if (!is_seq(ctx, src) || !is_seq(ctx, dst) || src == dst) return;
+    if (!ctx->space) {
+        copy_cells(ctx, src, dst, p0, p1);
+        return;
+    }
     lc_seq *s = &ctx->seqs[src], *d = &ctx->seqs[dst];
     lc_save_seq(ctx, s);
     lc_save_seq(ctx, d);
-    if (ctx->n_streams > 1) { /* a copy replaces what the other stream held */
+    if (ctx->has_streams) { /* a copy replaces what the other stream held */
         llama_memory_seq_rm(ctx->memory, dst, -1, -1);
         lc_seq_reset(d);
     }
@@ -366,7 +381,7 @@ void imp_llama_seq_cp(imp_llama *ctx, llama_seq_id src, llama_seq_id dst, llama_
     if (plain) {
         if (s->state != LC_SEQ_ALIEN && !settle_seq(ctx, src)) return;
         if (!empty && d->state != LC_SEQ_ALIEN && !settle_seq(ctx, dst)) return;
-        llama_memory_seq_cp(ctx->memory, src, dst, p0, p1);
+        copy_cells(ctx, src, dst, p0, p1);
         if (llama_memory_seq_pos_max(ctx->memory, dst) >= 0) estrange(d);
         return;
     }
@@ -375,7 +390,7 @@ void imp_llama_seq_cp(imp_llama *ctx, llama_seq_id src, llama_seq_id dst, llama_
         if (lc_seq_append(d, s->tokens, n) < 0) lc_say(IMP_LOG_ERROR, "no memory to copy a sequence");
         return;
     }
-    llama_memory_seq_cp(ctx->memory, src, dst, p0, p1);
+    copy_cells(ctx, src, dst, p0, p1);
     if (copy_seq(ctx, src, dst, n) < 0) {
         lc_say(IMP_LOG_WARN, "%s", imp_last_error());
         estrange(d);

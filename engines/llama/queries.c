@@ -66,32 +66,31 @@ void lc_queries_begin(imp_llama *ctx, const struct llama_batch *b, const lc_seq 
         lc_seq *s = &ctx->seqs[id];
         s->queries.next_n = 0;
         if (only ? s != only : s->n_share == 0 || s->solo) continue;
-        size_t n = count_rows(b, (llama_seq_id)id);
-        if (ctx->n_streams > 1 && n != (size_t)b->n_tokens) continue; /* the graph has another order than the batch */
-        any = make_room(ctx, s, only ? first : s->n_before, n) || any;
+        any = make_room(ctx, s, only ? first : s->n_before, count_rows(b, (llama_seq_id)id)) || any;
     }
     if (!any) return;
-    for (int32_t i = 0; i < b->n_tokens; i++) {
-        lc_take *t = &ctx->take[i];
-        t->seq = b->seq_id ? b->seq_id[i][0] : 0;
-        lc_queries *q = &ctx->seqs[t->seq].queries;
-        size_t left = q->n_rows - q->n_seen; /* rows of this sequence from here on */
-        bool wanted = q->next_n > 0 && left <= LC_QUERY_ROWS;
-        t->slot = wanted ? (int32_t)(q->next_n - left) : -1;
-        if (q->next_n > 0) q->n_seen++;
-    }
+    for (int32_t i = 0; i < b->n_tokens; i++) ctx->take[i].seq = b->seq_id ? b->seq_id[i][0] : 0;
     h->take = ctx->take;
 }
 
 /* ---- in the graph */
 
+/* With one stream the graph has the batch's order, else each sequence's tokens in theirs, in cells of its stream. */
 bool lc_queries_wanted(imp_llama *ctx)
 {
     lc_hook *h = &ctx->hook;
+    bool any = false;
     for (size_t i = h->first_row; h->take && i < h->n_cells; i++) {
-        if (h->take[i].slot >= 0) return true;
+        lc_take *t = &h->take[i];
+        if (ctx->n_streams > 1) t->seq = (llama_seq_id)(h->cells[i] / ctx->stream_cells);
+        lc_queries *q = &ctx->seqs[t->seq].queries;
+        size_t left = q->n_rows - q->n_seen; /* rows of this sequence from here on */
+        bool wanted = q->next_n > 0 && left <= LC_QUERY_ROWS;
+        t->slot = wanted ? (int32_t)(q->next_n - left) : -1;
+        if (q->next_n > 0) q->n_seen++;
+        any = any || wanted;
     }
-    return false;
+    return any;
 }
 
 void lc_queries_take(imp_llama *ctx, size_t layer, const struct ggml_tensor *attention)
@@ -101,7 +100,9 @@ void lc_queries_take(imp_llama *ctx, size_t layer, const struct ggml_tensor *att
     const struct ggml_tensor *root = lc_root(attention->src[0]);
     const lc_site *site = &ctx->sites[layer];
     size_t n = h->n_cells - h->first_row, head = site->shape.head_dim_k * sizeof(float);
-    if (q->ne[0] != site->shape.head_dim_k || (size_t)q->ne[1] != n || q->ne[2] != site->n_heads || q->ne[3] != 1) {
+    /* [head_dim][rows of a stream][n_heads][streams], a stream's rows behind those of the one before it. */
+    bool fits = q->ne[0] == site->shape.head_dim_k && (size_t)(q->ne[1] * q->ne[3]) == n && q->ne[2] == site->n_heads;
+    if (!fits || (q->ne[3] > 1 && q->nb[3] != (size_t)q->ne[1] * q->nb[1])) {
         h->take = NULL;
         return;
     }

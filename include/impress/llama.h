@@ -163,6 +163,8 @@ float *imp_llama_get_logits_ith(imp_llama *ctx, int32_t i);
 llama_token imp_llama_sampler_sample(struct llama_sampler *smpl, imp_llama *ctx, int32_t i);
 
 bool imp_llama_seq_rm(imp_llama *ctx, llama_seq_id seq, llama_pos p0, llama_pos p1);
+/* Where each sequence has cells of its own (kv_unified is false) the copy replaces what `dst` held, and takes the time of
+ * copying all cells of a sequence; unlike llama.cpp's it may be of any part. */
 void imp_llama_seq_cp(imp_llama *ctx, llama_seq_id src, llama_seq_id dst, llama_pos p0, llama_pos p1);
 void imp_llama_seq_keep(imp_llama *ctx, llama_seq_id seq);
 /* Shifted KV is never stored. A noted prefix is loaded whole first. */

@@ -10,6 +10,32 @@ import prometheus
 from serve import *
 
 # Eight clients, four slots, one prefix that is new: it is computed once.
+prefix = words(200, 4)
+
+
+def computed_once(s):
+    rs = at_once([lambda i=i: s.complete(prefix + count(10 * i), 4) for i in range(8)])
+    ok(all(r.status == 200 for r in rs), rs)
+    n = rs[0].usage["prompt_tokens"]
+    fresh = [r for r in rs if r.cached < n / 2]
+    ok(len(fresh) == 1, "computed once: %s" % [r.cached for r in rs])
+    m = s.metrics()
+    # The others compute their questions, and up to 64 tokens that weren't there yet when a slot was free for them.
+    ok(m["impress_prompt_tokens_computed_total"] < n + 7 * 100, m["impress_prompt_tokens_computed_total"])
+    again = [s.complete(prefix + count(10 * i), 4) for i in range(8)]
+    ok([r.text for r in again] == [r.text for r in rs], "answers don't depend on company")
+    return n, [r.text for r in rs]
+
+
+# Slots that share cells, fewer than four such requests need; and those with cells of their own, with a store and without.
+n, texts = {}, {}
+for store, options in (("pool", ["--cells", "1024"]), ("own", []), ("none", [])):
+    s = Server("--slots", "4", "--ctx-size", "1024", "--system", "as", "--queue", "16", *options, store=store)
+    n[store], texts[store] = computed_once(s)
+    ok(s.stop() == 0, "stop")
+ok(2 * n["pool"] < 1024 < 4 * n["pool"], n)
+ok(texts["pool"] == texts["own"] == texts["none"], texts)
+
 s = Server("--slots", "4", "--ctx-size", "2048", "--system", "as", "--timeout", "3", "--queue", "16")
 
 # Meanwhile ones that never finish a request: silent ones, and such that send a byte now and then, or only half. All are cut off.
@@ -41,17 +67,7 @@ dawdlers = []
 slow = threading.Thread(target=lambda: dawdlers.extend(at_once([lambda n=n: dawdle(n) for n in DAWDLERS])))
 slow.start()
 
-prefix = words(200, 4)
-rs = at_once([lambda i=i: s.complete(prefix + count(10 * i), 4) for i in range(8)])
-ok(all(r.status == 200 for r in rs), rs)
-n = rs[0].usage["prompt_tokens"]
-fresh = [r for r in rs if r.cached < n / 2]
-ok(len(fresh) == 1, "computed once: %s" % [r.cached for r in rs])
-m = s.metrics()
-# The others compute their questions, and up to 64 tokens that weren't there yet when a slot was free for them.
-ok(m["impress_prompt_tokens_computed_total"] < n + 7 * 100, m["impress_prompt_tokens_computed_total"])
-again = [s.complete(prefix + count(10 * i), 4) for i in range(8)]
-ok([r.text for r in again] == [r.text for r in rs], "answers don't depend on company")
+computed_once(s)
 
 # Different prompts at once answer as they do alone.
 alone = [s.complete(words(40, 50 + i) + count(20 * i), 6).text for i in range(6)]

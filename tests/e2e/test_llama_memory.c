@@ -176,6 +176,121 @@ static void test_two_sequences_with_streams(void **state)
     two_sequences(false);
 }
 
+static struct llama_context_params stream_params(void)
+{
+    struct llama_context_params cp = context_params();
+    cp.kv_unified = false;
+    cp.n_ctx = 2 * N_CTX;
+    return cp;
+}
+
+/* Between sequences with cells of their own llama.cpp copies all or nothing. */
+static void test_copy_in_part_with_streams(void **state)
+{
+    (void)state;
+    struct llama_context_params cp = stream_params();
+    world w;
+    open_world(&w, cp);
+    llama_token next = top(w.expected_a);
+    for (int with_store = 0; with_store < 2; with_store++) {
+        imp_llama *ctx = with_store ? w.ctx : open_llama(NULL, cp);
+        imp_llama_request r = request("as", 1);
+        r.recompute = true;
+        for (llama_seq_id seq = 0; seq < 2; seq++) assert_int_equal(imp_llama_set_request(ctx, seq, &r), 0);
+        assert_int_equal(feed(ctx, &w.a, 0, 0, w.a.n, 512), 0);
+        imp_llama_seq_cp(ctx, 0, 1, 0, w.a.n_prefix);
+        assert_int_equal(imp_llama_seq_pos_max(ctx, 1), w.a.n_prefix - 1);
+        assert_int_equal(feed(ctx, &w.b, 1, w.b.n_prefix, w.b.n, 512), 0);
+        check_near(w.expected_b, answer(ctx), NEAR);
+
+        /* Over what it holds already; and the source goes on as if nothing had been. */
+        imp_llama_seq_cp(ctx, 0, 1, -1, w.a.n);
+        assert_int_equal(imp_llama_seq_pos_max(ctx, 1), w.a.n - 1);
+        struct llama_batch b = llama_batch_init(2, 0, 1);
+        for (llama_seq_id seq = 0; seq < 2; seq++) put(&b, next, w.a.n, seq, true);
+        assert_int_equal(imp_llama_decode(ctx, b), 0);
+        float *first = copy_logits(imp_llama_get_logits_ith(ctx, 0));
+        check_near(first, imp_llama_get_logits_ith(ctx, 1), NEAR);
+        free(first);
+        llama_batch_free(b);
+
+        /* From the middle. */
+        imp_llama_seq_cp(ctx, 0, 1, 20, 50);
+        assert_int_equal(imp_llama_seq_pos_min(ctx, 1), 20);
+        assert_int_equal(imp_llama_seq_pos_max(ctx, 1), 49);
+        if (!with_store) imp_llama_free(ctx);
+    }
+    close_world(&w);
+}
+
+static float *copy_queries(imp_llama *ctx, llama_seq_id seq, uint32_t layer, size_t *n)
+{
+    size_t first;
+    imp_query q;
+    assert_int_equal(imp_llama_get_queries(ctx, seq, layer, &first, &q), 0);
+    assert_int_equal(first + q.n_rows, N_PREFIX);
+    *n = q.n_rows * q.row_stride;
+    float *rows = malloc(*n * sizeof *rows);
+    assert_non_null(rows);
+    memcpy(rows, q.q, *n * sizeof *rows);
+    return rows;
+}
+
+/* The last queries of a prompt that comes with another sequence's tokens among its own, the first of them in an ubatch of
+ * both and the others in one of their own, are those of the prompt alone. */
+static void test_queries_with_streams(void **state)
+{
+    (void)state;
+    prompt a = make_prompt(N_PREFIX, question_a), b = make_prompt(N_PREFIX, question_b);
+    imp_llama_request r = request("as", 1);
+    r.recompute = true;
+    imp_store *store = open_store();
+    float *rows[2][2];
+    size_t n[2][2];
+    for (int mixed = 0; mixed < 2; mixed++) {
+        imp_llama *ctx = open_llama(store, mixed ? stream_params() : context_params());
+        assert_int_equal(imp_llama_set_request(ctx, 1, &r), 0);
+        struct llama_batch batch = llama_batch_init(512, 0, 1);
+        for (int i = 0; i < a.n_prefix; i++) {
+            if (mixed && i % 31 == 0) put(&batch, b.tokens[i / 31], i / 31, 0, false);
+            put(&batch, a.tokens[i], i, 1, false);
+        }
+        assert_int_equal(imp_llama_decode(ctx, batch), 0);
+        for (uint32_t l = 0; l < 2; l++) rows[mixed][l] = copy_queries(ctx, 1, l * 5, &n[mixed][l]);
+        llama_batch_free(batch);
+        imp_llama_free(ctx);
+    }
+    for (uint32_t l = 0; l < 2; l++) {
+        assert_int_equal(n[0][l], n[1][l]);
+        double error = 0, size = 0;
+        for (size_t i = 0; i < n[0][l]; i++) {
+            double d = rows[0][l][i] - rows[1][l][i];
+            error += d * d;
+            size += rows[0][l][i] * rows[0][l][i];
+        }
+        if (!(error < 1e-4 * size)) fail_msg("layer %u: off by %g of %g", l * 5, error, size);
+        free(rows[0][l]);
+        free(rows[1][l]);
+    }
+    imp_store_close(store);
+}
+
+/* How cells are laid out isn't part of what is stored. */
+static void test_streams_share_the_store(void **state)
+{
+    (void)state;
+    world w;
+    open_world(&w, context_params());
+    imp_llama_free(w.ctx);
+    w.ctx = open_llama(w.store, stream_params());
+    for (llama_seq_id seq = 0; seq < 2; seq++) {
+        assert_int_equal(feed(w.ctx, &w.b, seq, 0, w.b.n, 512), 0);
+        assert_int_equal(report(w.ctx, seq).way, IMP_LLAMA_WAY_WHOLE);
+        check_near(w.expected_b, answer(w.ctx), NEAR);
+    }
+    close_world(&w);
+}
+
 static void test_state(void **state)
 {
     (void)state;
@@ -406,6 +521,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_cut_and_asked_again, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(test_two_sequences_unified, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(test_two_sequences_with_streams, make_dir, drop_dir),
+        cmocka_unit_test_setup_teardown(test_copy_in_part_with_streams, make_dir, drop_dir),
+        cmocka_unit_test_setup_teardown(test_queries_with_streams, make_dir, drop_dir),
+        cmocka_unit_test_setup_teardown(test_streams_share_the_store, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(test_state, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(test_damaged_in_the_middle_of_a_pass, make_dir, drop_dir),
         cmocka_unit_test_setup_teardown(test_refused_batches_leave_no_trace, make_dir, drop_dir),

@@ -232,14 +232,19 @@ static bool choose_slot(engine *e, const job *j, slot **to, slot **from, size_t 
     keeps = keeps || (best && best->state == SLOT_FREE && best->n - *n_share <= *n_share / 4 + MIN_GAIN);
     *to = keeps ? best : oldest_free(e, best);
     if (!*to && best && best->state == SLOT_FREE) *to = best;
+    /* From cells of its own all are copied, whatever is wanted of them: few tokens are computed as soon. */
+    if (*to != best && !e->o.n_pool && *n_share < MIN_GAIN) {
+        *from = NULL;
+        *n_share = 0;
+    }
     return *to != NULL;
 }
 
-/* Cells that the jobs in slots may come to need, and those that free slots hold. */
+/* Cells of the pool that the jobs in slots may come to need, and those that free slots hold. */
 static void count_cells(const engine *e, size_t *busy, size_t *idle)
 {
     *busy = *idle = 0;
-    for (size_t i = 0; i < e->o.n_slots; i++) {
+    for (size_t i = 0; i < e->o.n_slots && e->o.n_pool; i++) {
         const slot *s = &e->slots[i];
         if (s->state == SLOT_FREE) *idle += s->n;
         else *busy += s->job->n_tokens + s->job->max_tokens;
@@ -326,7 +331,7 @@ static void start_jobs(engine *e)
     for (job **at = &e->waiting; *at;) {
         job *j = *at;
         slot *to, *from;
-        size_t n_share, busy, idle, need = j->n_tokens + j->max_tokens;
+        size_t n_share, busy, idle, need = e->o.n_pool ? j->n_tokens + j->max_tokens : 0;
         bool start = oldest_free(e, NULL) != NULL;
         if (start && must_wait(e, j)) {
             if (!j->waited) metric_add(j->tenant, METRIC_PREFIX_WAITS, 1);
@@ -335,10 +340,10 @@ static void start_jobs(engine *e)
             continue;
         }
         count_cells(e, &busy, &idle);
-        start = start && busy + need <= e->o.n_cells && choose_slot(e, j, &to, &from, &n_share);
+        start = start && busy + need <= e->o.n_pool && choose_slot(e, j, &to, &from, &n_share);
         if (!start) break;
-        while (busy + idle + need > e->o.n_cells && drop_oldest(e, from)) count_cells(e, &busy, &idle);
-        if (busy + idle + need > e->o.n_cells && from && from->state == SLOT_FREE && to != from) to = from;
+        while (busy + idle + need > e->o.n_pool && drop_oldest(e, from)) count_cells(e, &busy, &idle);
+        if (busy + idle + need > e->o.n_pool && from && from->state == SLOT_FREE && to != from) to = from;
         *at = j->next;
         if (!*at) e->waiting_end = at;
         e->n_waiting--;
@@ -541,14 +546,12 @@ static void step(engine *e)
     size_t n = 0, n_prompt = 0;
     for (size_t i = 0; i < e->o.n_slots; i++)
         if (e->slots[i].state == SLOT_PROMPT && e->slots[i].n_noted) feed_noted(e, &e->slots[i]);
-    for (size_t i = 0; i < e->o.n_slots; i++)
-        if (e->slots[i].state == SLOT_ANSWER) slots[n++] = &e->slots[i];
     slot *prompt = next_prompt(e);
-    if (prompt) {
-        n_prompt = slice_tokens(e, prompt, n);
-        slots[n++] = prompt;
-    }
+    /* In their order: of slots with cells of their own llama.cpp takes only neighbours together. */
+    for (size_t i = 0; i < e->o.n_slots; i++)
+        if (e->slots[i].state == SLOT_ANSWER || &e->slots[i] == prompt) slots[n++] = &e->slots[i];
     if (n == 0) return;
+    if (prompt) n_prompt = slice_tokens(e, prompt, n - 1);
     bool loads = prompt && prompt->lease;
     uint64_t start = app_now_ns();
     compute(e, slots, n, n_prompt);
@@ -729,9 +732,10 @@ static int open_context(engine *e)
     /* Cells behind a sliding window are given away: what is left of a sequence can't stand for its beginning. */
     e->cuts = !llama_model_is_recurrent(m) && !llama_model_is_hybrid(m) && llama_model_n_swa(m) <= 0;
     struct llama_context_params cp = e->o.context;
-    cp.n_ctx = (uint32_t)e->o.n_cells;
+    /* In a pool a common prefix takes its cells once, and each slot's attention passes over those of all. */
+    cp.kv_unified = e->o.n_pool > 0;
+    cp.n_ctx = (uint32_t)(e->o.n_pool ? e->o.n_pool : e->o.n_ctx * e->o.n_slots);
     cp.n_seq_max = (uint32_t)e->o.n_slots;
-    cp.kv_unified = true; /* slots share cells: a common prefix takes them once */
     imp_llama_params params;
     imp_llama_params_init(&params);
     params.store = e->o.store;

@@ -26,7 +26,7 @@ typedef struct engine_opts {
     imp_llama_request request; /* of requests that say nothing else */
     size_t n_slots;            /* 1..ENGINE_MAX_SLOTS */
     size_t n_ctx;              /* tokens of one request, prompt and answer */
-    size_t n_cells;            /* of all slots together; at least n_ctx */
+    size_t n_pool;             /* cells that all slots share; at least n_ctx. 0: each has n_ctx of its own */
     size_t n_queue;            /* requests that may wait */
     uint64_t slice_ns;         /* how long a slice of a prompt may hold up the others, about */
     uint64_t limit_ns;         /* for a request from its arrival to its end */

@@ -20,7 +20,7 @@ typedef struct serve_settings {
     store_settings store;
     const char *model, *alias, *host, *system, *cache_type, *template;
     const char *api_key_file, *admin_key_file, *tls_cert, *tls_key;
-    uint64_t port, n_slots, n_ctx, n_cells, n_queue, n_threads, n_batch, n_ubatch, slice_ms, max_body, connections;
+    uint64_t port, n_slots, n_ctx, n_pool, n_queue, n_threads, n_batch, n_ubatch, slice_ms, max_body, connections;
     uint64_t timeout_s, limit_s, drain_s;
     double retention; /* RETENTION_DEFAULT: not given */
     bool look_ahead, open, verbose;
@@ -56,7 +56,9 @@ static const opt options[] = {
     {"slots", 0, OPT_COUNT, AT(n_slots), "N", "requests answered at once, 1 to 64 (default: 4)", false},
     {"ctx-size", 'c', OPT_COUNT, AT(n_ctx), "N",
      "tokens of one request, prompt and answer (default: what the\nmodel was trained for, 8192 at most)", false},
-    {"cells", 0, OPT_COUNT, AT(n_cells), "N", "tokens that all slots hold together (default: slots x ctx)", false},
+    {"cells", 0, OPT_COUNT, AT(n_pool), "N",
+     "let all slots share a pool of so many cells, one a token:\nless memory, slower (default: each has --ctx-size of its own)",
+     false},
     {"queue", 0, OPT_COUNT, AT(n_queue), "N", "requests that may wait; more are refused (default: 64)", false},
     {"slice", 0, OPT_COUNT, AT(slice_ms), "MS",
      "how long a piece of a prompt may hold up answers, about\n(default: 150)", false},
@@ -164,17 +166,17 @@ static int open_engine(server *v)
         return app_fail("%s %zu is more than the model's context of %zu tokens", opt_said("ctx-size"), n_ctx,
                         trained);
     if (n_ctx == 0) n_ctx = trained < 8192 ? trained : 8192;
-    size_t n_cells = s->n_cells ? s->n_cells : n_ctx * s->n_slots;
-    if (n_cells < n_ctx)
-        return app_fail("%s %zu is less than one request's context of %zu", opt_said("cells"), n_cells, n_ctx);
+    size_t n_pool = s->n_pool;
+    if (n_pool && n_pool < n_ctx)
+        return app_fail("%s %zu is less than one request's context of %zu", opt_said("cells"), n_pool, n_ctx);
     v->api.n_ctx = n_ctx;
     imp_llama_request request;
     imp_llama_request_init(&request);
     app_system_request(&v->api.system, &request);
     engine_opts o = {
         .request = request, .model = v->model, .model_path = s->model, .store = v->store,
-        .context = app_context_params(n_cells, s->n_batch, s->n_ubatch, s->n_threads, s->cache_type),
-        .n_slots = s->n_slots, .n_ctx = n_ctx, .n_cells = n_cells, .n_queue = s->n_queue,
+        .context = app_context_params(n_ctx, s->n_batch, s->n_ubatch, s->n_threads, s->cache_type),
+        .n_slots = s->n_slots, .n_ctx = n_ctx, .n_pool = n_pool, .n_queue = s->n_queue,
         .slice_ns = s->slice_ms * 1000000, .limit_ns = s->limit_s * 1000000000,
         .look_ahead_bytes = s->look_ahead ? (s->store.host_cache + s->store.device_cache) / 2 : 0,
     };
