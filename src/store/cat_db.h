@@ -1,5 +1,5 @@
 /* cat_db.h: the one door to SQLite: opens a database file the careful way, keeps prepared statements, and turns
- * SQLite's codes into ours. Knows nothing of what the rows mean; that is catalogue.c's. */
+ * SQLite's codes into ours. Knows nothing of what the rows mean; that is cat_rows.c's. */
 #ifndef IMP_STORE_CAT_DB_H
 #define IMP_STORE_CAT_DB_H
 
