@@ -23,8 +23,16 @@ enum {
     IMP_KEY_FLOATS = 8192 /* widened keys at once, on the stack: 32 KiB stay in the first-level cache */
 };
 
+/* What loops that are written once, and compiled for each, run as beside these kernels. */
+typedef enum imp_isa {
+    IMP_ISA_PLAIN,
+    IMP_ISA_AVX2,
+    IMP_ISA_AVX512
+} imp_isa;
+
 typedef struct imp_kernels {
     const char *name;
+    imp_isa isa;
 
     /* dst[n] = src[n] as f32, by imp_type. `src` may be unaligned; Q8_0 takes multiples of 32. */
     void (*widen[4])(const void *src, float *dst, size_t n);

@@ -170,6 +170,7 @@ TARGET static void column_sums(const float *block, size_t n_panels, size_t n_tok
 
 static const imp_kernels kernels = {
     .name = "avx2",
+    .isa = IMP_ISA_AVX2,
     .widen = {widen_f32, widen_f16, widen_bf16, widen_q8_0},
     .dots = dots,
     .softmax = softmax,

@@ -329,8 +329,8 @@ TARGET_VNNI static int dots16(const int16_t *q16, const float *gain, size_t n_pa
     return 1;
 }
 
-#define COMMON .widen = {widen_f32, widen_f16, widen_bf16, widen_q8_0}, .dots = dots, .softmax = softmax, \
-               .column_sums = column_sums, .exp = exp_all
+#define COMMON .isa = IMP_ISA_AVX512, .widen = {widen_f32, widen_f16, widen_bf16, widen_q8_0}, .dots = dots, \
+               .softmax = softmax, .column_sums = column_sums, .exp = exp_all
 
 static const imp_kernels kernels = {.name = "avx512", COMMON};
 static const imp_kernels kernels_vnni = {.name = "avx512vnni", COMMON, .pack16 = pack16, .dots16 = dots16};

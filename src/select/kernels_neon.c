@@ -164,6 +164,7 @@ static void column_sums(const float *block, size_t n_panels, size_t n_tokens, co
 
 static const imp_kernels kernels = {
     .name = "neon",
+    .isa = IMP_ISA_PLAIN,
     .widen = {widen_f32, widen_f16, widen_bf16, widen_q8_0},
     .dots = dots,
     .softmax = softmax,

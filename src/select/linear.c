@@ -5,15 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "select/select.h"
-
-imp_linear_isa_kind imp_linear_isa(void)
-{
-    const char *name = imp_select_isa();
-    if (strncmp(name, "avx512", 6) == 0) return IMP_LINEAR_ISA_AVX512;
-    if (strcmp(name, "avx2") == 0) return IMP_LINEAR_ISA_AVX2;
-    return IMP_LINEAR_ISA_PLAIN;
-}
+#include "select/kernels.h"
 
 /* -------------------------------------------------------------------------------------------------- product ---- */
 
@@ -45,11 +37,11 @@ void imp_multiply(const float *a, size_t a_stride, size_t n_rows, const float *b
                   size_t n_columns, const float *start, float *out, size_t out_stride)
 {
 #if defined(__x86_64__)
-    switch (imp_linear_isa()) {
-    case IMP_LINEAR_ISA_AVX512:
+    switch (imp_kernels_now()->isa) {
+    case IMP_ISA_AVX512:
         avx512_all(a, a_stride, n_rows, b, b_stride, n_inner, n_columns, start, out, out_stride);
         return;
-    case IMP_LINEAR_ISA_AVX2:
+    case IMP_ISA_AVX2:
         avx2_all(a, a_stride, n_rows, b, b_stride, n_inner, n_columns, start, out, out_stride);
         return;
     default: break;

@@ -13,14 +13,6 @@
 #define IMP_LINEAR_AVX2 __attribute__((target("avx2,fma,f16c")))
 #define IMP_LINEAR_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
 
-typedef enum imp_linear_isa_kind {
-    IMP_LINEAR_ISA_PLAIN,
-    IMP_LINEAR_ISA_AVX2,
-    IMP_LINEAR_ISA_AVX512
-} imp_linear_isa_kind;
-
-imp_linear_isa_kind imp_linear_isa(void);
-
 enum { IMP_LINEAR_COLUMNS = 16 };
 
 /* out[r][c] = start[c] + sum over i < n_inner of a[r][i] * b[i][c], for n_rows rows and n_columns, which is a multiple

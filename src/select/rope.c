@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/status.h"
+#include "select/kernels.h"
 #include "select/linear.h"
 
 #define TWO_PI 6.2831853071795864769f
@@ -166,19 +167,19 @@ TURN_VARIANT(forth_avx512, back_avx512, IMP_LINEAR_AVX512)
 static const struct turns {
     turn_fn *forth, *back;
 } turns[] = {
-    [IMP_LINEAR_ISA_PLAIN] = {forth_plain, back_plain},
+    [IMP_ISA_PLAIN] = {forth_plain, back_plain},
 #if defined(__x86_64__)
-    [IMP_LINEAR_ISA_AVX2] = {forth_avx2, back_avx2},
-    [IMP_LINEAR_ISA_AVX512] = {forth_avx512, back_avx512},
+    [IMP_ISA_AVX2] = {forth_avx2, back_avx2},
+    [IMP_ISA_AVX512] = {forth_avx512, back_avx512},
 #endif
 };
 
 void imp_rope_apply(const imp_rope_table *t, size_t first, float *rows, size_t row_stride, size_t n_rows)
 {
-    turns[imp_linear_isa()].forth(t, first, rows, row_stride, n_rows);
+    turns[imp_kernels_now()->isa].forth(t, first, rows, row_stride, n_rows);
 }
 
 void imp_rope_undo(const imp_rope_table *t, size_t first, float *rows, size_t row_stride, size_t n_rows)
 {
-    turns[imp_linear_isa()].back(t, first, rows, row_stride, n_rows);
+    turns[imp_kernels_now()->isa].back(t, first, rows, row_stride, n_rows);
 }
