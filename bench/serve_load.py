@@ -77,7 +77,16 @@ class Answer:
 
     def __init__(self):
         self.text, self.n_tokens, self.prompt_tokens, self.cached = "", 0, 0, None
-        self.start = self.first = self.last = self.end = 0.0
+        self.start = self.end = 0.0
+        self.times = []  # at which text came
+
+    @property
+    def first(self):
+        return self.times[0]
+
+    @property
+    def last(self):
+        return self.times[-1]
 
     @property
     def ttft(self):
@@ -186,7 +195,7 @@ class Server:
                     break
                 self.take(a, json.loads(line[6:]))
             a.end = time.monotonic()
-            if not done or not a.first:
+            if not done or not a.times:
                 raise Failed("a stream that isn't whole")
         except (OSError, http.client.HTTPException, ValueError) as e:
             raise Failed("%s: %s" % (type(e).__name__, e))
@@ -200,8 +209,7 @@ class Server:
             raise Failed(json.dumps(event["error"])[:300])
         text = "".join(choice.get("text") or "" for choice in event.get("choices", []))
         if text:
-            a.last = time.monotonic()
-            a.first = a.first or a.last
+            a.times.append(time.monotonic())
             a.text += text
         usage = event.get("usage")
         if usage:
