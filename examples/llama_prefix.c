@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include <impress/llama.h>
 
@@ -60,6 +61,14 @@ static void quiet(enum ggml_log_level level, const char *text, void *user)
     if (level == GGML_LOG_LEVEL_ERROR) fputs(text, stderr);
 }
 
+/* The store names KV by the bytes of the model's file, read once the model is loaded: they must be the same ones. */
+static int same_file(const struct stat *a, const struct stat *b)
+{
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_size == b->st_size &&
+           a->st_mtim.tv_sec == b->st_mtim.tv_sec && a->st_mtim.tv_nsec == b->st_mtim.tv_nsec &&
+           a->st_ctim.tv_sec == b->st_ctim.tv_sec && a->st_ctim.tv_nsec == b->st_ctim.tv_nsec;
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 5) {
@@ -76,7 +85,10 @@ int main(int argc, char **argv)
 
     llama_log_set(quiet, NULL);
     llama_backend_init();
-    struct llama_model *model = llama_model_load_from_file(model_file, llama_model_default_params());
+    struct stat before, after;
+    struct llama_model *model = NULL;
+    if (stat(model_file, &before) == 0)
+        model = llama_model_load_from_file(model_file, llama_model_default_params());
     if (!model || !tokens || !prefix) {
         fprintf(stderr, "%s: can't be read\n", !model ? model_file : argv[3]);
         goto out;
@@ -103,6 +115,10 @@ int main(int argc, char **argv)
     params.store = store;
     if (imp_llama_init(model, cp, &params, &ctx) < 0) { /* was llama_init_from_model */
         fprintf(stderr, "%s\n", imp_last_error());
+        goto out;
+    }
+    if (stat(model_file, &after) != 0 || !same_file(&before, &after)) {
+        fprintf(stderr, "%s changed while it was loaded\n", model_file);
         goto out;
     }
     smpl = llama_sampler_init_greedy();

@@ -366,7 +366,7 @@ static int loaded_pass(const tiny_model *m, imp_space *space, const imp_load_opt
     report->match_ns += info.match_ns;
 
     size_t matched = info.n_matched;
-    int partial = opts && opts->switches.identify != IMP_IDENTIFY_NONE && opts->retention < 1;
+    int partial = opts && opts->switches.identify != IMP_IDENTIFY_NONE && (opts->retention < 1 || opts->mass > 0);
     if (partial && matched + MIN_QUERY > n) {
         *found = n > MIN_QUERY;
         if (!*found) goto out;

@@ -14,6 +14,7 @@
  *
  *     imp_load_opts_init(&opts);                                   // everything; or a system, and a share of tokens:
  *     imp_system_preset("impress", &opts.switches);                // (imp_store_opts_switches() made the store for it)
+ *     opts.switches.cache = IMP_CACHE_OF_STORE;                    // another policy would empty the tiers
  *     opts.retention = 0.25;
  *     imp_prefix_acquire(space, tokens, n, 0, &lease, &info);      // info.n_matched may be 0: compute everything
  *     imp_load_begin(lease, &opts, &load);                         // reads start now, for all layers in order
@@ -24,7 +25,8 @@
  *     imp_load_end(load, &stats);
  *     imp_lease_release(lease);
  *     ... answer ...
- *     flags = n_loaded < info.n_matched || info.rounded ? IMP_COMMIT_DERIVED : 0;
+ *     inexact = n_loaded < info.n_matched || info.n_exact < info.n_matched || info.rounded;
+ *     flags = inexact ? IMP_COMMIT_DERIVED : 0;
  *     imp_commit_begin(space, tokens, n, info.n_matched, flags, &commit); // behind the answer; NULL: nothing to store
  *     for each layer l:
  *         imp_commit_rows(commit, l, info.n_matched, n - info.n_matched, k, k_stride, v, v_stride);
@@ -33,24 +35,27 @@
  *
  * Errors. Calls return 0 or a negative imp_status. imp_last_error() then holds one line that says what and where, for
  * the calling thread. Besides the codes named at a call any may return IMP_E_ARG and IMP_E_NOMEM, and one that reads or
- * changes the store's directory IMP_E_IO, IMP_E_PERM, IMP_E_FULL, or IMP_E_BUSY (another process holds the catalogue).
+ * changes the store's directory IMP_E_IO, IMP_E_PERM, IMP_E_FULL, IMP_E_BUSY (another process holds the catalogue), or,
+ * where the catalogue is damaged or was replaced, IMP_E_CORRUPT, IMP_E_VERSION, IMP_E_STALE.
  * A handle that such a call should have made is NULL. A NULL given is IMP_E_ARG where nothing else is said; calls
  * without a status then do nothing, or return 0. A cache may not make a request fail: after any failure of acquire,
  * load or commit the engine computes what it wanted to load, and the answer is right.
  *
  * Threads. imp_store and imp_space: any thread at any time. imp_load and imp_commit: one thread at a time each. A lease
- * may have several loads, each in a thread of its own; trim and release it in one thread at a time, and not during a
- * begin. After fork() a child may use none of the parent's handles (imp_store_close() does nothing there): it may exec,
- * _exit, or open the store anew.
+ * may have several loads, begun and estimated in several threads at once; trim and release it in one thread at a time,
+ * and not during either. A store has one thread that writes; each open load has helpers, one less than the processors
+ * it may run on and 7 at most, and up to 16 readers where io_uring isn't allowed. Four idle sets of these are kept,
+ * with their buffers, until close. All of them block all signals. After fork() a child may use none of the parent's
+ * handles (imp_store_close() does nothing there): it may exec, _exit, or open the store anew.
  *
  * Lifetimes. A store must outlive everything else. A space may be closed before its leases, loads and commits, and a
  * lease be released before its loads end: it is given up with the last of them.
  *
  * Versions. Structs with `struct_bytes` grow at their end, and callers compiled with a shorter or a longer one are
  * served (IMP_E_UNSUPPORTED where a longer one sets what this version doesn't know; IMP_E_ARG where the size can't be
- * one: it wasn't set). They must be zero where nothing is set, padding too, as the calls that fill in defaults leave
- * them; where there is no such call, clear the whole and set the size. When any other struct changes, the library's
- * soname does.
+ * one: it wasn't set). They must be zero where nothing is set, as the calls that fill in defaults leave them; where
+ * there is no such call, clear the whole and set the size. A member of a later version never lies in the padding of an
+ * earlier one. When any other struct changes, the library's soname does.
  *
  * Source of the methods: "IMPRESS: An Importance-Informed Multi-Tier Prefix KV Storage System for Large Language Model
  * Inference", FAST '25 (called "the paper" below), and H2O (Zhang et al., NeurIPS 2023) for the importance score.
@@ -125,9 +130,9 @@ typedef enum imp_identify {
     IMP_IDENTIFY_RANDOM = 6    /* any tokens, the same for all requests: what a selection has to beat */
 } imp_identify;
 
-/* The order of a node's tokens on disk, in each layer by what requests found important so far. Belongs to the store:
- * segments are written so where the request that computed them left queries (imp_commit_queries()), and again by a
- * reorder. */
+/* The order of a node's tokens on disk, in each layer by what requests found important so far. Belongs to the store's
+ * handle: segments are written so where the request that computed them left queries (imp_commit_queries()), and again
+ * by a reorder. */
 typedef enum imp_order {
     IMP_ORDER_TOKEN = 0,      /* as in the prompt */
     IMP_ORDER_IMPORTANCE = 1, /* by falling importance (the paper, 4.2) */
@@ -135,7 +140,7 @@ typedef enum imp_order {
 } imp_order;
 
 /* Which chunks the host and the device tier keep. All loads of a store share its tiers: one with another policy than
- * the load before (NONE aside) starts them afresh, empty. */
+ * the load before (NONE aside) starts them afresh, empty; while that one is open both may be in memory. */
 typedef enum imp_cache {
     IMP_CACHE_NONE = 0, /* the tiers are passed by */
     IMP_CACHE_LRU = 1,
@@ -156,7 +161,8 @@ typedef enum imp_prefetch {
                                 (ContiguousKV) */
 } imp_prefetch;
 
-/* How rows are encoded on disk. Belongs to the store. Where keys or values are Q8_0 already, both are kept raw. */
+/* How rows are encoded on disk. Belongs to the store's handle. Where keys or values are Q8_0 already, both are kept
+ * raw. */
 typedef enum imp_rest {
     IMP_REST_RAW = 0,  /* the engine's own bytes (`f16` for an f16 cache) */
     IMP_REST_Q8 = 1,   /* 8 bits: keys per channel over 64 tokens, values in row blocks of 32 */
@@ -165,7 +171,8 @@ typedef enum imp_rest {
 } imp_rest;
 
 /* A system is a named set of switches (`docs/systems.md` has the table). `order`, `rest` and `chunk_tokens` are the
- * store's (imp_store_opts): loads ignore them and read what is there. The others take effect with each request. */
+ * store's (imp_store_opts): loads ignore them and read what is there. The others take effect with each request; for
+ * `cache` a load usually wants the store's own, IMP_CACHE_OF_STORE. */
 typedef struct imp_switches {
     imp_identify identify;
     imp_order order;
@@ -206,14 +213,19 @@ typedef enum imp_io_mode {
 #define IMP_KEEP_PROBE 2u  /* the probe heads' keys once more, in a region of their own */
 #define IMP_KEEP_PAIRED 4u /* keys and values of the same tokens in one chunk, read together, instead of apart */
 
+/* None of this is kept in the directory (but whether it is encrypted): each handle limits, writes, and writes anew
+ * (reorder, gc, the background) by its own options. So open a store with the same ones everywhere; a program that only
+ * pins or removes sets reorder_period_s to UINT32_MAX. */
 typedef struct imp_store_opts {
     size_t struct_bytes;         /* set by imp_store_opts_init() */
     uint64_t limit_bytes;        /* upper bound of the directory's size on disk, 1 MiB at least; 0: 10 GiB. Where what
                                     is pinned or leased is more, it stays, and nothing new is stored. A store that is
-                                    larger when it is opened is made smaller then, unless this is 0 */
+                                    larger when it is opened is made smaller then, unless this is 0; every commit and
+                                    imp_store_gc() make it smaller in any case */
     uint64_t read_bytes_per_s;   /* cap on reads, to behave like a slower disk; 0: none */
     uint64_t host_cache_bytes;   /* host tier; 0: none */
-    uint64_t buffer_bytes;       /* read buffers of one load; 0: 32 MiB. Grows where one layer needs more */
+    uint64_t buffer_bytes;       /* at most so much for the read buffers of one load; 0: 32 MiB. No more is used than 8
+                                    MiB or four of the largest layers, and never less than two of the largest */
     uint64_t backlog_bytes;      /* KV waiting to be written; beyond it commits are refused (IMP_E_BUSY); 0: 1 GiB */
     uint32_t min_store_tokens;   /* commits with fewer tokens that aren't stored yet are not stored; 0: 64 */
     uint32_t segment_tokens;     /* longer commits are cut into even segments of at most so many tokens (whole chunks),
@@ -241,9 +253,9 @@ typedef struct imp_store_opts {
     const char *key_file;        /* what is on disk is encrypted (AES-256-GCM, docs/reliability.md): a file of 32 bytes
                                     or 64 hex digits that only its owner may use. A store is encrypted from its first
                                     opening on, or never. NULL: not encrypted. Not read with IMP_STORE_MEMORY */
-    uint32_t read_deadline_ms;   /* a load that waits so long for reads of which none comes back fails with IMP_E_IO, and
-                                    until they have come back prompts match nothing; 0: 10,000; UINT32_MAX: never. What
-                                    read_bytes_per_s makes it wait doesn't count */
+    uint32_t read_deadline_ms;   /* a load that waits so long for reads of which none comes back fails with IMP_E_IO,
+                                    and until they have come back prompts match nothing; 0: 10,000; UINT32_MAX: never.
+                                    What read_bytes_per_s makes it wait doesn't count */
 } imp_store_opts;
 
 /* Fill in the defaults for a caller whose imp_store_opts has so many bytes: all zero, which stands for what is said
@@ -256,12 +268,13 @@ static inline void imp_store_opts_init(imp_store_opts *opts) { imp_store_opts_fi
  * of `opts`, filled in before, stays. Loads of other systems work on such a store too. */
 void imp_store_opts_switches(imp_store_opts *opts, const imp_switches *switches);
 
-/* Open the store in directory `dir`, making it (mode 0700, but no parents) if need be, and recover it: leftovers of
- * killed processes are removed, a lost or damaged catalogue is rebuilt from the segments. `opts` NULL: all defaults.
+/* Open the store in directory `dir`, making it (but no parents) if need be, and recover it: leftovers of killed
+ * processes are removed, a lost or damaged catalogue is rebuilt from the segments. The directory gets mode 0700, also
+ * one that was there and is this user's: users can't share a store. `opts` NULL: all defaults.
  * Returns 0, or with `*out` = NULL: IMP_E_PERM, IMP_E_IO (`dir` is a file, or its parent is missing), IMP_E_VERSION,
  * IMP_E_FULL, IMP_E_NOMEM, IMP_E_NOTFOUND (IMP_STORE_MUST_EXIST or READONLY), IMP_E_UNSUPPORTED (an io_mode that can't
  * be had; `dir` lies on a network's file system, where locks don't hold, and IMPRESS_ANY_FS isn't 1 in the
- * environment), IMP_E_ARG (an option out of range; `dir` holds other files); the directory is as it was.
+ * environment), IMP_E_ARG (an option out of range; `dir` holds other files); nothing of what this call made is left.
  * Of encrypted stores: IMP_E_PERM without the key, with another one, or with one that others may read, IMP_E_ARG with a
  * key for a store that isn't encrypted or a file that holds none, IMP_E_NOTFOUND without such a file, IMP_E_UNSUPPORTED
  * in a build that can't encrypt.
@@ -270,8 +283,8 @@ void imp_store_opts_switches(imp_store_opts *opts, const imp_switches *switches)
  * Owner: the caller, until imp_store_close(). Threads: any. Several processes may have one store open. */
 int imp_store_open(const char *dir, const imp_store_opts *opts, imp_store **out);
 
-/* Write what waits, stop the store's threads and free it. Every space, lease, load and commit must be closed before.
- * NULL is allowed. */
+/* Write what waits, which may take a while, stop the store's threads and free it. What can't be written is only logged:
+ * imp_store_flush() before tells. Every space, lease, load and commit must be closed before. NULL is allowed. */
 void imp_store_close(imp_store *store);
 
 /* Wait until everything handed over by imp_commit_finish() so far is on disk or given up. Returns 0, or the status of
@@ -287,18 +300,19 @@ typedef struct imp_hash128 {
  * an earlier call. IMP_E_NOTFOUND; IMP_E_IO where it can't be read, or changes meanwhile. */
 int imp_store_fingerprint(imp_store *store, const char *path, imp_hash128 *out);
 
+/* Sizes are the store's, whoever wrote it; counts are this handle's, since it was opened. */
 typedef struct imp_stats {
     uint64_t disk_bytes;        /* of the whole directory, as du counts; 0 with IMP_STORE_MEMORY */
     uint64_t limit_bytes;
     uint64_t kv_bytes;          /* of stored rows, without padding, headers and catalogue */
     uint64_t n_spaces, n_nodes, n_segments, n_tokens;
     uint64_t memory_bytes;      /* the tree's, in this process */
-    uint64_t host_bytes;        /* in the host tier now; with IMP_STORE_MEMORY all that is stored */
-    uint64_t acquires, hits, hit_tokens; /* since open, this process; a hit matched at least one token */
+    uint64_t host_bytes;        /* in the host tier as the last load ended; with IMP_STORE_MEMORY all that is stored */
+    uint64_t acquires, hits, hit_tokens; /* a hit matched at least one token */
     uint64_t bytes_read;        /* from disk, headers included */
     uint64_t host_hit_bytes;    /* from the host tier instead */
     uint64_t device_hit_bytes;  /* and from the device tier */
-    uint64_t device_bytes;      /* in the device tier now */
+    uint64_t device_bytes;      /* in the device tier then */
     uint64_t reorders;          /* segments written anew in another order */
     uint64_t bytes_written;
     uint64_t commits, commits_refused, commits_failed, commits_known; /* known: all of it was stored already */
@@ -307,6 +321,7 @@ typedef struct imp_stats {
     const char *io_mode;        /* "io_uring, O_DIRECT, registered buffers" and so on; static storage */
 } imp_stats;
 
+/* Looks at the size of each file; the first call reads the header of each segment, too. So not with each request. */
 int imp_store_stats(imp_store *store, imp_stats *out);
 
 /* What is wrong with a store now, as this process sees it. Requests are answered all the same, with less reuse or none;
@@ -334,7 +349,8 @@ typedef enum imp_type { IMP_TYPE_F32 = 0, IMP_TYPE_F16 = 1, IMP_TYPE_BF16 = 2, I
 size_t imp_type_bytes(imp_type type, size_t n);
 
 /* One token's key row of a layer is [n_kv_heads][head_dim_k], its value row [n_kv_heads][head_dim_v], contiguous.
- * Either has 1..1048576 elements. */
+ * Either has 1..1048576 elements. To choose tokens by keys takes a head_dim_k of 1024 at most, with Q8_0 a multiple of
+ * 32; without that only NONE, STATIC and RANDOM can be had (imp_load_begin()). */
 typedef struct imp_layer_shape {
     uint32_t n_kv_heads, head_dim_k, head_dim_v;
 } imp_layer_shape;
@@ -370,7 +386,7 @@ typedef struct imp_rope {
  * last two: what they say must follow from what is hashed. */
 typedef struct imp_space_desc {
     size_t struct_bytes;            /* sizeof(imp_space_desc); the rest is 0 where nothing is set */
-    const char *model_name;         /* for people; not hashed */
+    const char *model_name;         /* for people; not hashed; 63 bytes are kept */
     const char *engine;             /* "llama.cpp" and the version of its KV: bytes of another engine never match */
     imp_hash128 weights;            /* imp_store_fingerprint() of the weights, or another hash of them; not 0 */
     imp_type type_k, type_v;
@@ -413,13 +429,15 @@ typedef struct imp_prefix_info {
 } imp_prefix_info;
 
 /* Pin the longest stored prefix of `tokens` and describe it in `*info`. At most n_tokens - 1 tokens are matched, so
- * that at least one is computed. Matching is by token, not by chunk; a token may be any int32_t.
+ * that at least one is computed. Matching is by token, not by chunk; a token may be any int32_t. n_tokens: up to
+ * UINT32_MAX.
  * Returns 0 (a match of length zero is a normal answer, with `*out` = NULL) or a negative code, with `*info` zeroed and
  * nothing pinned. Owner: the caller, until imp_lease_release(). */
 int imp_prefix_acquire(imp_space *space, const int32_t *tokens, size_t n_tokens, unsigned flags, imp_lease **out,
                        imp_prefix_info *info);
 
-/* Give up the tail of a lease: afterwards it covers `n_tokens` (1..n_matched). No load may be open on it (IMP_E_ARG).
+/* Give up the tail of a lease: afterwards it covers `n_tokens`, 1 to what it covers now. What acquire told stays as it
+ * was told: from now on a load is whole where it loads so many. No load may be open on it (IMP_E_ARG).
  * Where nearly all of a prompt is stored, a load in part has few queries to choose by: computing its last tokens anew,
  * some 16, gives it more. */
 int imp_lease_trim(imp_lease *lease, size_t n_tokens);
@@ -488,8 +506,9 @@ int imp_load_opts_check(const imp_load_opts *opts);
  * Layers must then be asked for in rising order, each at most once in a pass; one may be left out.
  * `opts` NULL: the defaults. Owner: the caller, until imp_load_end().
  * Returns 0, or with `*out` = NULL, and the lease as it was: IMP_E_ARG (an option out of range), IMP_E_UNSUPPORTED (one
- * that this version doesn't know), IMP_E_NOMEM, IMP_E_IO (no queue to read by). What a segment lacks (probe keys,
- * sketches, a ranking) is no error: see n_fallback, and IMP_RANK_PREFILL. */
+ * that this version doesn't know, or a choice by keys in layers of a shape that isn't for it: imp_layer_shape),
+ * IMP_E_NOMEM, IMP_E_IO (no queue to read by). What a segment lacks (probe keys, sketches, a ranking) is no error: see
+ * n_fallback, and IMP_RANK_PREFILL. */
 int imp_load_begin(imp_lease *lease, const imp_load_opts *opts, imp_load **out);
 
 /* Tokens each layer gets: k = ceil(retention x n), of the n that the lease covers, or with `mass` as few as do; all n
@@ -526,10 +545,12 @@ typedef struct imp_query {
  * until the next call on this load.
  * On IMP_E_CORRUPT or IMP_E_IO the load is dead: end it, release the lease, acquire again and start the pass over. The
  * bad part isn't matched by then: what is corrupt was dropped, and what can't be read is left out in this process for
- * some minutes, or until a verify. After other failures the layer may be asked for again. */
+ * some minutes, or until a verify. After other failures the layer may be asked for again, unless imp_load_rewind()
+ * fails too: then the load is dead as well. What `query` points to is host memory. */
 int imp_load_select(imp_load *load, uint32_t layer, const imp_query *query, const uint32_t **positions);
 
-/* Where a layer's chosen rows go. Row i of the selection is written to k + cell(i) * k_stride, and likewise v. */
+/* Where a layer's chosen rows go, in host memory. Row i of the selection is written to k + cell(i) * k_stride, and
+ * likewise v. */
 typedef struct imp_dst {
     void *k, *v;             /* the engine's memory */
     size_t k_stride, v_stride; /* bytes */
@@ -573,27 +594,36 @@ void imp_load_end(imp_load *load, imp_load_stats *stats);
 
 typedef struct imp_commit imp_commit;
 
-/* The rows were computed over a partial or rounded load. Implied where tokens before `first_new` are kept rounded. */
+/* The rows were computed over a partial, rounded or derived load (info.n_exact less than what the lease covered).
+ * Implied where tokens before `first_new` are kept rounded; all else the store can't see, and would give to requests
+ * that ask for exact KV. */
 #define IMP_COMMIT_DERIVED 1u
 
 /* Prepare to store the KV of tokens [first_new, n_tokens) of a prompt, whose tokens [0, first_new) are stored already
  * or handed over by finish before. Tokens from first_new on may be stored too: their rows are taken from the caller and
- * skipped, so first_new 0 always works. Takes the memory for the rows now, of those that aren't stored
- * (n x imp_space_token_bytes()). `tokens` are copied.
+ * skipped, so first_new 0 always works where the engine holds every row. After a partial load it holds none of the
+ * prefix's: it passes what acquire matched, and gives the commit up on IMP_E_STALE. Takes the memory for the rows now,
+ * of those that aren't stored (n x imp_space_token_bytes()). `tokens` are copied; n_tokens: up to UINT32_MAX.
  * Returns 0 and a handle, or with `*out` = NULL:
  *   0            nothing to store: all is stored, or less than min_store_tokens is new. Short turns add up where
  *                first_new stays what acquire matched. What is stored rounded, or exact, isn't replaced by a better or
- *                derived copy; derived is, by exact
+ *                derived copy. Derived is, by exact: the derived entry that begins with the same token behind the same
+ *                exact prefix goes, with all below it, pinned or not, also where their later tokens differ
  *   IMP_E_STALE  the tokens before first_new aren't stored (nor, without DERIVED, stored as exact): refused, evicted or
- *                removed before, or their commit isn't finished. Begin again with a smaller first_new
+ *                removed before, or their commit isn't finished. Begin again with a smaller first_new,
+ *                where those rows are at hand
  *   IMP_E_BUSY   too much waits to be written, or the catalogue can't be had now
  *   IMP_E_FULL   more than limit_bytes or backlog_bytes ever let in, or there was no room for the same a moment ago */
 int imp_commit_begin(imp_space *space, const int32_t *tokens, size_t n_tokens, size_t first_new, unsigned flags,
                      imp_commit **out);
 
-/* Copy `count` tokens' rows of one layer, from token `first` of the prompt on (first_new <= first, first + count <=
- * n_tokens). Row i is at k + i * k_stride and v + i * v_stride, bytes; strides below a row's size are IMP_E_ARG, unless
- * `count` is 1. Any order, rows that come again replace those before; every row must come before finish. */
+/* The first token whose rows are wanted: those of [first_new, this) are stored already, and may be left out. */
+size_t imp_commit_first(const imp_commit *commit);
+
+/* Copy `count` tokens' rows of one layer, in host memory, from token `first` of the prompt on (first_new <= first,
+ * first + count <= n_tokens). Row i is at k + i * k_stride and v + i * v_stride, bytes; strides below a row's size are
+ * IMP_E_ARG, unless `count` is 1. Any order, rows that come again replace those before; every row must come before
+ * finish. */
 int imp_commit_rows(imp_commit *commit, uint32_t layer, size_t first, size_t count, const void *k, size_t k_stride,
                     const void *v, size_t v_stride);
 
@@ -669,11 +699,13 @@ int imp_store_rebuild(const char *dir);
 /* The same for an encrypted one. */
 int imp_store_rebuild_key(const char *dir, const char *key_file);
 
-/* Remove a node and everything below it, or everything (`node` 0), pinned or not. Leases on it stay good.
- * IMP_E_NOTFOUND. */
+/* Remove a node and everything below it, or everything (`node` 0), pinned or not. Leases on it stay good. On a full
+ * disk it is done in steps: after a failure a part may be gone. IMP_E_NOTFOUND. Ids are to be had anew before each of
+ * these calls (imp_store_list()): the catalogue may have been made again meanwhile. */
 int imp_store_remove(imp_store *store, uint64_t node);
 
-/* Keep a node and its parents from eviction (`pinned` 1), or no longer (0). IMP_E_NOTFOUND. */
+/* Keep a node and its parents from eviction (`pinned` 1), or no longer (0). It is a mark, not a count. Where the node
+ * was split since, its tail is pinned too, and is freed with it. IMP_E_NOTFOUND. */
 int imp_store_pin(imp_store *store, uint64_t node, int pinned);
 
 typedef struct imp_reorder_report {

@@ -24,7 +24,6 @@
 
 enum {
     MAX_PANELS = 256 / IMP_PANEL, /* of a tile and of a wave */
-    MAX_DIM = 1024,
     MIN_PANELS_16 = 2 /* that are worth narrowing keys for */
 };
 
@@ -93,9 +92,9 @@ int imp_scorer_new(size_t max_tokens, size_t max_rows, uint32_t max_heads, uint3
                    imp_scorer **out)
 {
     *out = NULL;
-    if (max_tokens == 0 || max_rows == 0 || max_heads == 0 || max_head_dim == 0 || max_head_dim > MAX_DIM) {
+    if (max_tokens == 0 || max_rows == 0 || max_heads == 0 || max_head_dim == 0 || max_head_dim > IMP_SCORER_DIM_MAX) {
         return imp_fail(IMP_E_ARG, "a scorer for %zu tokens, %zu rows, %u heads of size %u (at most %d)", max_tokens,
-                        max_rows, max_heads, max_head_dim, MAX_DIM);
+                        max_rows, max_heads, max_head_dim, IMP_SCORER_DIM_MAX);
     }
     /* A group of g heads fills at most g times the panels of one head, so this holds any grouping. */
     size_t rows = max_rows < MAX_PANELS * IMP_PANEL ? max_rows : MAX_PANELS * IMP_PANEL;

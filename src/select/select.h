@@ -29,8 +29,10 @@ typedef struct imp_keys {
 
 typedef struct imp_scorer imp_scorer; /* scratch memory, sized once; one thread at a time */
 
-/* Heads of up to 1,024 elements. Takes about 1 KiB per token of `max_tokens` (less for fewer than 256 rows x heads).
- * `pool` may be NULL and must outlive the scorer. */
+enum { IMP_SCORER_DIM_MAX = 1024 };
+
+/* Heads of up to IMP_SCORER_DIM_MAX elements. Takes about 1 KiB per token of `max_tokens` (less for fewer than 256 rows
+ * x heads). `pool` may be NULL and must outlive the scorer. */
 int imp_scorer_new(size_t max_tokens, size_t max_rows, uint32_t max_heads, uint32_t max_head_dim, imp_pool *pool,
                    imp_scorer **out);
 void imp_scorer_free(imp_scorer *s);
@@ -56,8 +58,8 @@ int imp_score_made(imp_scorer *s, const imp_query *query, size_t max_rows, const
                    float *per_kv_head);
 
 /* The k largest of scores[n] as rising indices in out[k]; equal scores: the lower index wins. NaN counts as lowest.
- * Tokens below `keep_first` and from n - keep_last on come first (sinks, recent). `mass` (may be NULL): the share of the
- * sum that the chosen hold. Scratch: [n] floats. */
+ * Tokens below `keep_first` and from n - keep_last on come first (sinks, recent). `mass` (may be NULL): the share of
+ * the sum that the chosen hold. Scratch: [n] floats. */
 void imp_top_k(const float *scores, size_t n, size_t k, size_t keep_first, size_t keep_last, uint32_t *out,
                double *mass, float *scratch);
 

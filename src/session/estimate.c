@@ -86,6 +86,7 @@ int imp_load_estimate(imp_lease *lease, const imp_load_opts *opts, imp_load_gues
     imp_kept_line kept;
     imp_error_keep(&kept);
     int rc = imp_load_opts_fix(opts, lease->store, &o);
+    if (rc == 0) rc = imp_load_shapes_check(lease, &o);
     if (rc == 0) rc = imp_session_of(lease->store, &session);
     if (rc == 0) rc = imp_plan_new(lease->path.spans, lease->path.n_spans, lease->n_tokens, &plan);
     if (rc < 0) return rc;

@@ -375,6 +375,19 @@ static void begin_pass(imp_load *load)
     imp_stream_ahead(load);
 }
 
+int imp_load_shapes_check(const imp_lease *lease, const imp_load_opts *o)
+{
+    imp_identify how = o->switches.identify;
+    if (how == IMP_IDENTIFY_NONE || how == IMP_IDENTIFY_STATIC || how == IMP_IDENTIFY_RANDOM) return 0;
+    const imp_seg_meta *meta = imp_seg_layout_meta(lease->path.spans[0].seg->layout);
+    for (uint32_t l = 0; l < meta->n_layers; l++) {
+        uint32_t dim = meta->layers[l].head_dim_k;
+        if (dim <= IMP_SCORER_DIM_MAX && imp_type_bytes(meta->type_k, dim) > 0) continue;
+        return imp_fail(IMP_E_UNSUPPORTED, "tokens of layer %u can't be chosen by keys: heads of %u elements", l, dim);
+    }
+    return 0;
+}
+
 int imp_load_begin(imp_lease *lease, const imp_load_opts *opts, imp_load **out)
 {
     if (out) *out = NULL;
@@ -383,6 +396,7 @@ int imp_load_begin(imp_lease *lease, const imp_load_opts *opts, imp_load **out)
     imp_error_keep(&kept);
     imp_load_opts o;
     int rc = imp_load_opts_fix(opts, lease->store, &o);
+    if (rc == 0) rc = imp_load_shapes_check(lease, &o);
     if (rc < 0) return rc;
 
     imp_load *load = imp_calloc(1, sizeof *load);

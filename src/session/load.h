@@ -149,6 +149,8 @@ void imp_load_flag_units(imp_load *load, uint32_t layer, const uint32_t *chosen)
 
 /* Options with the defaults in: the store's policy, and what 0 stands for. */
 int imp_load_opts_fix(const imp_load_opts *opts, const imp_store *store, imp_load_opts *out);
+/* Can tokens of these layers be chosen as `o` wants? IMP_E_UNSUPPORTED. */
+int imp_load_shapes_check(const imp_lease *lease, const imp_load_opts *o);
 /* The k of imp_load_count(), of n tokens. */
 size_t imp_load_count_of(const imp_load_opts *o, size_t n);
 

@@ -182,6 +182,8 @@ out:
     return imp_error_back(&kept, rc);
 }
 
+size_t imp_commit_first(const imp_commit *c) { return c ? c->job->start : 0; }
+
 static void copy_rows(unsigned char *to, const unsigned char *from, size_t stride, size_t row_bytes, size_t n)
 {
     if (stride == row_bytes) {

@@ -75,7 +75,7 @@ static int have_folder(const imp_store *s, const char *name)
     return 0;
 }
 
-static int resolve(imp_store *s, const char *dir, bool *made)
+static int resolve(imp_store *s, const char *dir, imp_dir_made *made)
 {
     struct stat st;
     if (stat(dir, &st) != 0) {
@@ -88,7 +88,7 @@ static int resolve(imp_store *s, const char *dir, bool *made)
             int err = errno, rc = imp_fail_errno(err, "can't make store %s", dir);
             return rc == IMP_E_NOTFOUND ? IMP_E_IO : rc;
         }
-        *made = true;
+        *made = IMP_DIR_NEW;
         if (chmod(dir, 0700) != 0) return imp_fail_errno(errno, "can't set the mode of %s", dir);
     } else if (!S_ISDIR(st.st_mode)) {
         return imp_fail(IMP_E_IO, "%s is not a directory", dir);
@@ -110,15 +110,16 @@ int imp_dir_folders(const imp_store *s)
     return rc;
 }
 
-int imp_dir_open(imp_store *s, const char *dir, bool *made)
+int imp_dir_open(imp_store *s, const char *dir, imp_dir_made *made)
 {
     struct stat st;
-    *made = false;
+    *made = IMP_DIR_STORE;
     if (s->opts.flags & IMP_STORE_MEMORY) {
         s->dir = imp_strdup("memory");
         return s->dir ? 0 : imp_fail(IMP_E_NOMEM, "no memory to open a store");
     }
     int rc = resolve(s, dir, made);
+    if (rc < 0 && *made == IMP_DIR_NEW && s->dir_fd < 0) (void)rmdir(dir); /* imp_dir_unmake() couldn't */
     if (rc == 0) rc = imp_fs_check(s->dir_fd, s->dir);
     if (rc < 0) return rc;
 
@@ -132,6 +133,7 @@ int imp_dir_open(imp_store *s, const char *dir, bool *made)
         /* Else a typing mistake would scatter a store over somebody's files and close them to everybody else. Another
          * process may be making the store just now: its first file is the mark. */
         if (!empty && !is_store(s)) return imp_fail(IMP_E_ARG, "%s holds other files and no store", s->dir);
+        if (empty && *made == IMP_DIR_STORE) *made = IMP_DIR_EMPTY;
     }
     if (s->readonly) {
         s->lock_fd = openat(s->dir_fd, "lock", O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
@@ -250,9 +252,9 @@ void imp_dir_close(imp_store *s)
     s->dir = NULL;
 }
 
-void imp_dir_unmake(imp_store *s)
+void imp_dir_unmake(imp_store *s, imp_dir_made made)
 {
-    if (s->dir_fd < 0) return;
+    if (s->dir_fd < 0 || made == IMP_DIR_STORE) return;
     /* Somebody else may have begun to use it meanwhile. */
     if (s->lock_fd >= 0 && flock(s->lock_fd, LOCK_EX | LOCK_NB) != 0) return;
     if (s->live_fd >= 0) {
@@ -267,7 +269,7 @@ void imp_dir_unmake(imp_store *s)
     (void)unlinkat(s->dir_fd, "ballast", 0);
     (void)unlinkat(s->dir_fd, "encrypted", 0);
     (void)unlinkat(s->dir_fd, "lock", 0);
-    (void)rmdir(s->dir);
+    if (made == IMP_DIR_NEW) (void)rmdir(s->dir);
 }
 
 /* ---- locks */
@@ -413,7 +415,7 @@ static int follow_key(const imp_store *s, imp_store *t)
 int imp_dir_follow(imp_store *s, bool *moved)
 {
     struct stat was, now;
-    bool made = false;
+    imp_dir_made made = IMP_DIR_STORE;
     *moved = false;
     if (s->dir_fd < 0 || in_place(s)) return 0;
     int rc = may_follow(s);
@@ -425,7 +427,7 @@ int imp_dir_follow(imp_store *s, bool *moved)
     t->readonly = s->readonly;
     t->rng = s->rng;
     rc = imp_dir_open(t, s->dir, &made);
-    if (rc == 0 && made && (fstat(s->dir_fd, &was) != 0 || fstat(t->dir_fd, &now) != 0 || was.st_dev != now.st_dev)) {
+    if (rc == 0 && made == IMP_DIR_NEW && (fstat(s->dir_fd, &was) != 0 || fstat(t->dir_fd, &now) != 0 || was.st_dev != now.st_dev)) {
         rc = imp_fail(IMP_E_IO, "%s would be on another file system now", s->dir);
     }
     if (rc == 0) rc = follow_key(s, t);
@@ -443,8 +445,8 @@ int imp_dir_follow(imp_store *s, bool *moved)
         s->reserved = s->reorder_reserved = 0;
         *moved = true;
         imp_log(IMP_LOG_WARN, "%s: the directory is another one now; going on in it", s->dir);
-    } else if (made) {
-        imp_dir_unmake(t);
+    } else {
+        imp_dir_unmake(t, made);
     }
     imp_dir_close(t);
     imp_free(t);

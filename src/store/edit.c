@@ -337,12 +337,37 @@ int imp_edit_unreserve(imp_store *s)
     return 0;
 }
 
-int imp_edit_pin(imp_store *s, imp_tree *tree, imp_radix_node *node, bool pinned)
+static int set_pin(imp_store *s, imp_tree *tree, imp_radix_node *node, bool pinned)
 {
     node->pinned = pinned;
     imp_radix_touch(tree->radix, node);
     imp_cat_node row = row_of(tree, node);
     return imp_cat_put_node(s->cat, &row);
+}
+
+typedef struct unpinning {
+    imp_store *s;
+    imp_tree *tree;
+    imp_radix_node last; /* that was unpinned */
+} unpinning;
+
+/* A split leaves the tail of a pinned node as a pinned node of its own, of the same segment and time. */
+static int unpin_tail(imp_radix_node *n, void *user)
+{
+    unpinning *u = user;
+    const imp_radix_node *l = &u->last;
+    bool tail = n->parent == l->id && n->segment == l->segment && n->segment_first == l->segment_first + l->n_tokens &&
+                n->created_s == l->created_s && n->derived == l->derived && n->pinned;
+    if (!tail) return 0;
+    u->last = *n;
+    return set_pin(u->s, u->tree, n, false);
+}
+
+int imp_edit_pin(imp_store *s, imp_tree *tree, imp_radix_node *node, bool pinned)
+{
+    unpinning u = {s, tree, *node};
+    int rc = set_pin(s, tree, node, pinned);
+    return rc < 0 || pinned ? rc : imp_radix_walk_below(tree->radix, u.last.id, unpin_tail, &u);
 }
 
 int imp_edit_uses(imp_store *s)

@@ -210,7 +210,7 @@ static int new_store(const imp_store_opts *given, imp_store **out)
 
 static int open_store(const char *dir, const imp_store_opts *opts, imp_store **out)
 {
-    bool made = false;
+    imp_dir_made made = IMP_DIR_STORE;
     imp_store *s = NULL;
     int rc = new_store(opts, &s);
     if (rc < 0) return rc;
@@ -225,18 +225,20 @@ static int open_store(const char *dir, const imp_store_opts *opts, imp_store **o
     }
     if (rc == 0) rc = recover(s);
     /* A limit that wasn't named isn't known to be meant: who only pins a node in a larger store evicts nothing. */
-    bool limited = opts && (opts->limit_bytes > 0 || s->opts.ttl_s > 0);
-    if (rc == 0 && !s->readonly && limited && !(s->opts.flags & IMP_STORE_MEMORY)) rc = imp_evict_at_open(s);
+    bool limited = opts && opts->limit_bytes > 0, expires = s->opts.ttl_s > 0;
+    bool on_disk = !s->readonly && !(s->opts.flags & IMP_STORE_MEMORY);
+    if (rc == 0 && on_disk && limited) rc = imp_evict_at_open(s);
+    else if (rc == 0 && on_disk && expires) imp_expire(s);
     if (rc == 0 && !s->readonly) rc = imp_writer_start(s);
     if (rc == 0) {
-        if (limited) atomic_store_explicit(&s->may_ballast, true, memory_order_relaxed);
+        if (limited || expires) atomic_store_explicit(&s->may_ballast, true, memory_order_relaxed);
         imp_ballast_take(s);
         *out = s;
         return 0;
     }
     imp_cat_close(s->cat);
     s->cat = NULL;
-    if (made) imp_dir_unmake(s);
+    imp_dir_unmake(s, made);
     free_store(s);
     return rc;
 }
@@ -282,7 +284,7 @@ int imp_store_rebuild(const char *dir) { return imp_store_rebuild_key(dir, NULL)
 
 int imp_store_rebuild_key(const char *dir, const char *key_file)
 {
-    bool made;
+    imp_dir_made made;
     imp_store *s = NULL;
     imp_store_opts opts = defaults;
     if (!dir || !*dir) return imp_fail(IMP_E_ARG, "imp_store_rebuild: no directory named");

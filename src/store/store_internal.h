@@ -277,10 +277,16 @@ struct imp_store {
 
 enum { IMP_LOCK_NONE, IMP_LOCK_SHARED, IMP_LOCK_ALONE };
 
-/* Open or make the directory and what is in it. `*made`: it wasn't there. */
-int imp_dir_open(imp_store *s, const char *dir, bool *made);
+typedef enum imp_dir_made {
+    IMP_DIR_STORE, /* it was a store already */
+    IMP_DIR_EMPTY, /* there, and empty */
+    IMP_DIR_NEW    /* not there */
+} imp_dir_made;
+
+/* Open or make the directory and what is in it. `*made`: what it was before, also where this fails. */
+int imp_dir_open(imp_store *s, const char *dir, imp_dir_made *made);
 void imp_dir_close(imp_store *s);
-void imp_dir_unmake(imp_store *s); /* after a failed open of a directory that was made by it */
+void imp_dir_unmake(imp_store *s, imp_dir_made made); /* after a failed open: take away what it made */
 /* flock on `lock`; `wait` or IMP_E_BUSY. Without a lock file (a store opened for reading only) always 0. */
 int imp_dir_lock(imp_store *s, int how, bool wait);
 bool imp_dir_has_catalogue(const imp_store *s);

@@ -5,6 +5,7 @@
  *
  * Other processes may store the same meanwhile, split or evict; so both changes look again at what is there. */
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -404,7 +405,12 @@ static void *run(void *user)
 
 int imp_writer_start(imp_store *s)
 {
+    /* The program's signals stay with the program's own threads. */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     int err = pthread_create(&s->writer, NULL, run, s);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (err) return imp_fail_errno(err, "%s: can't start the writing thread", s->dir);
     s->writer_runs = true;
     return 0;

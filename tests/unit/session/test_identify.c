@@ -1051,11 +1051,54 @@ static void test_other_heads(void **state)
     util_stop(&w);
 }
 
+/* Keys that can't be scored are told before anything is read; all other ways to load them work. */
+static void test_shapes_that_cant_be_scored(void **state)
+{
+    (void)state;
+    static const struct {
+        imp_type type;
+        imp_layer_shape shape;
+    } cases[] = {{IMP_TYPE_F16, {1, 1056, 32}}, {IMP_TYPE_Q8_0, {4, 80, 32}}};
+    imp_rng r;
+    imp_rng_seed(&r, 25);
+    for (size_t i = 0; i < 2; i++) {
+        util_world w = {.n_layers = 2, .type_k = cases[i].type, .type_v = cases[i].type,
+                        .layers = {{1, 32, 32}, cases[i].shape}};
+        int32_t tokens[101];
+        imp_store_opts_init(&w.opts);
+        w.opts.min_store_tokens = 1;
+        util_start(&w);
+        util_tokens(&r, tokens, 101);
+        util_commit(&w, tokens, 100, 0, 0);
+        imp_lease *lease;
+        imp_prefix_info info;
+        assert_int_equal(imp_prefix_acquire(w.space, tokens, 101, 0, &lease, &info), 0);
+        assert_int_equal(info.n_matched, 100);
+        for (imp_identify how = IMP_IDENTIFY_NONE; how <= IMP_IDENTIFY_RANDOM; how++) {
+            bool by_keys = how != IMP_IDENTIFY_NONE && how != IMP_IDENTIFY_STATIC && how != IMP_IDENTIFY_RANDOM;
+            imp_load_opts opts;
+            imp_load_guess guess;
+            imp_load *load;
+            imp_load_opts_init(&opts);
+            opts.switches.identify = how;
+            opts.retention = how == IMP_IDENTIFY_NONE ? 1 : 0.5;
+            assert_int_equal(imp_load_estimate(lease, &opts, &guess), by_keys ? IMP_E_UNSUPPORTED : 0);
+            assert_int_equal(imp_load_begin(lease, &opts, &load), by_keys ? IMP_E_UNSUPPORTED : 0);
+            if (by_keys) assert_non_null(strstr(imp_last_error(), "layer 1"));
+            for (uint32_t l = 0; l < 2 && load; l++) assert_int_equal(imp_load_select(load, l, NULL, NULL), 0);
+            imp_load_end(load, NULL);
+        }
+        imp_lease_release(lease);
+        util_stop(&w);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random),  cmocka_unit_test(test_periods),     cmocka_unit_test(test_guesses),
         cmocka_unit_test(test_core),    cmocka_unit_test(test_other_heads),
+        cmocka_unit_test(test_shapes_that_cant_be_scored),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

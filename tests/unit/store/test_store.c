@@ -1,10 +1,12 @@
 /* The store through its own calls: what is committed comes back to the byte, the tree is what a naive twin says, also
  * after a reopen and between instances. */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
 #include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -80,6 +82,11 @@ static void commit_and_reopen(void **state)
     assert_false(staged);
     assert_int_equal(imp_world_commit(&w, tokens, 203, 200, 0, &staged), 0);
     assert_false(staged);
+    imp_commit *c;
+    assert_int_equal(imp_commit_begin(w.space, tokens, 300, 150, 0, &c), 0);
+    assert_int_equal(imp_commit_first(c), 200);
+    imp_commit_cancel(c);
+    assert_int_equal(imp_commit_first(NULL), 0);
     assert_int_equal(imp_world_commit(&w, tokens, 300, 150, 0, &staged), 0);
     assert_int_equal(imp_store_flush(w.store), 0);
     assert_int_equal(imp_world_check(&w, tokens, 300, true), 300);
@@ -102,7 +109,6 @@ static void commit_and_reopen(void **state)
     imp_world_close(&other);
     imp_world_close(&w);
 }
-
 
 /* ---- a naive twin: the sequences that were stored */
 
@@ -338,6 +344,12 @@ static int pin_first(const imp_node_info *node, void *user)
     return 0;
 }
 
+static int count_pins(const imp_node_info *node, void *user)
+{
+    *(int *)user += node->pinned;
+    return 0;
+}
+
 static void pins_and_larger_than_the_limit(void **state)
 {
     imp_world w;
@@ -377,6 +389,43 @@ static void pins_and_larger_than_the_limit(void **state)
     imp_world_close(&w);
 }
 
+/* A pinned node that others split is several pinned nodes: one call frees them all, and no other's pin. */
+static void unpinned_after_splits(void **state)
+{
+    enum { N = 64 };
+    imp_world w;
+    int32_t tokens[N];
+    uint64_t id = 0;
+    int n_pins = 0;
+    assert_int_equal(imp_world_open(&w, *state, NULL, NULL), 0);
+    sequence(tokens, N, 1);
+    assert_int_equal(imp_world_commit(&w, tokens, N, 0, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    assert_int_equal(imp_store_list(w.store, pin_first, &id), 0);
+    assert_int_equal(imp_store_pin(w.store, id, 1), 0);
+    for (int i = 0; i < 3; i++) { /* leave it after 45, 30 and 15 tokens, each from a segment of its own */
+        sequence(tokens + 45 - 15 * i, N - 45 + 15 * (size_t)i, 1000 * (i + 1));
+        assert_int_equal(imp_world_commit(&w, tokens, N, 0, 0, NULL), 0);
+        assert_int_equal(imp_store_flush(w.store), 0);
+    }
+    imp_lease *lease;
+    imp_prefix_info info;
+    assert_int_equal(imp_prefix_acquire(w.space, tokens, N, 0, &lease, &info), 0);
+    imp_lease_release(lease);
+    assert_int_equal(imp_store_pin(w.store, info.node, 1), 0); /* the last that came, by itself */
+    assert_int_equal(imp_store_list(w.store, count_pins, &n_pins), 0);
+    assert_int_equal(n_pins, 5);
+    for (int again = 0; again < 2; again++) {
+        assert_int_equal(imp_store_pin(w.store, id, 0), 0);
+        n_pins = 0;
+        assert_int_equal(imp_store_list(w.store, count_pins, &n_pins), 0);
+        assert_int_equal(n_pins, 1);
+        imp_world_close(&w);
+        assert_int_equal(imp_world_open(&w, *state, NULL, NULL), 0);
+    }
+    imp_world_close(&w);
+}
+
 static int copy_segment(const imp_node_info *node, void *user)
 {
     const char *const *dirs = user;
@@ -384,12 +433,6 @@ static int copy_segment(const imp_node_info *node, void *user)
     snprintf(command, sizeof command, "cp '%s/segments/%016llx.seg' '%s/segments/'", dirs[0],
              (unsigned long long)node->segment, dirs[1]);
     return system(command) == 0 ? 0 : -1;
-}
-
-static int count_pins(const imp_node_info *node, void *user)
-{
-    *(int *)user += node->pinned;
-    return 0;
 }
 
 static void count_leftovers(const imp_finding *finding, void *user) { *(int *)user += finding->leftover; }
@@ -855,6 +898,69 @@ static void bad_places(void **state)
     }
 }
 
+/* Whatever stops an open on its way, an empty directory is empty again, and one that wasn't there isn't. */
+static void failed_opens_leave_nothing(void **state)
+{
+    const char *dir = imp_test_path(*state, "store");
+    imp_store *store;
+    char remove[512];
+    int n_failed = 0;
+    snprintf(remove, sizeof remove, "rm -r '%s'", dir);
+    imp_test_no_log();
+    for (int there = 0; there < 2; there++) {
+        uint64_t n_all = 1;
+        for (uint64_t nth = 1; nth <= n_all; nth++) {
+            if (there) assert_int_equal(mkdir(dir, 0700), 0);
+            imp_alloc_fail_at(nth, 0);
+            int rc = imp_store_open(dir, NULL, &store);
+            n_all = imp_alloc_fail_at(0, 0);
+            if (rc == 0) { /* it could do without */
+                imp_store_close(store);
+                assert_int_equal(system(remove), 0);
+                n_all = n_all < nth ? 0 : nth + 1;
+                continue;
+            }
+            assert_int_equal(rc, IMP_E_NOMEM);
+            if (there) assert_int_equal(rmdir(dir), 0);
+            assert_int_equal(access(dir, F_OK), -1);
+            n_all = nth + 1;
+            n_failed++;
+        }
+    }
+    assert_true(n_failed > 10);
+}
+
+/* Signals are the program's threads' own, although the store's are there when it blocks them. */
+static void signals_pass_by(void **state)
+{
+    imp_world w;
+    int32_t tokens[100];
+    char path[64], line[256];
+    assert_int_equal(imp_world_open(&w, *state, NULL, NULL), 0);
+    sequence(tokens, 100, 1);
+    assert_int_equal(imp_world_commit(&w, tokens, 100, 0, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    assert_int_equal(imp_world_check(&w, tokens, 100, true), 100);
+    DIR *tasks = opendir("/proc/self/task");
+    assert_non_null(tasks);
+    int n_threads = 0;
+    for (struct dirent *e; (e = readdir(tasks));) {
+        unsigned long long blocked = 0;
+        int tid = atoi(e->d_name);
+        if (tid == 0 || tid == getpid()) continue;
+        snprintf(path, sizeof path, "/proc/self/task/%d/status", tid);
+        FILE *f = fopen(path, "r");
+        if (!f) continue; /* it has ended meanwhile */
+        while (fgets(line, sizeof line, f)) (void)sscanf(line, "SigBlk: %llx", &blocked);
+        fclose(f);
+        assert_true(blocked >> (SIGTERM - 1) & 1);
+        n_threads++;
+    }
+    closedir(tasks);
+    assert_true(n_threads > 0);
+    imp_world_close(&w);
+}
+
 static void check_modes(const char *dir)
 {
     char command[512];
@@ -1116,6 +1222,7 @@ int main(void)
         FAST_TEST(rounded_makes_derived),
         FAST_TEST(limit_as_du_counts),
         FAST_TEST(pins_and_larger_than_the_limit),
+        FAST_TEST(unpinned_after_splits),
         FAST_TEST(orphans_are_taken_in),
         TEST(newer_segments_stay),
         TEST(refusals),
@@ -1127,6 +1234,8 @@ int main(void)
         TEST(close_in_a_fork),
         TEST(options_of_other_versions),
         TEST(bad_places),
+        FAST_TEST(failed_opens_leave_nothing),
+        FAST_TEST(signals_pass_by),
         TEST(modes_whatever_the_umask),
         TEST(reading_only),
         TEST(fingerprints),
