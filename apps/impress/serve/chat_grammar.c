@@ -155,9 +155,9 @@ int chat_grammar_new(const chat_plan *p, chat_grammar **out, oai_error *e)
     if (!g) return oai_fail(e, 500, NULL, NULL, "the server is out of memory");
     g->p = p;
     g->waiting = r->lazy && r->patterns.n == 0;
-    int before = chat_mute(); /* llama.cpp prints a grammar that is none */
+    chat_mute(); /* llama.cpp prints a grammar that is none */
     g->sampler = r->lazy ? lazy_sampler(p) : llama_sampler_init_grammar(p->vocab, r->grammar, "root");
-    chat_unmute(before);
+    chat_unmute();
     if (!g->sampler) {
         oai_fail(e, 400, "invalid_grammar", p->own_grammar ? "grammar" : NULL,
                  p->own_grammar ? "the grammar isn't GBNF with a rule `root`, or repeats too much"

@@ -2,9 +2,9 @@
 #ifndef SERVE_CHAT_MUTE_H
 #define SERVE_CHAT_MUTE_H
 
-/* Until chat_unmute() what is written to standard error goes nowhere; the server's own log has another descriptor. What the
- * first returns is for the second. Threads: any; one at a time, the others wait. */
-int chat_mute(void);
-void chat_unmute(int before);
+/* Until chat_unmute() what is written to standard error goes nowhere; the server's own log has another descriptor. Each
+ * call wants one of the other. Threads: any, several at once, and nobody waits for another's. */
+void chat_mute(void);
+void chat_unmute(void);
 
 #endif

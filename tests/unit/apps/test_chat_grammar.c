@@ -1,6 +1,11 @@
 /* Lazy grammars, on plans made by hand: when they wake, and when not. */
 #include "chat_fixture.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "serve/chat_mute.h"
+
 static struct llama_model *m;
 static char *calls[] = {"<call>", "[CALL]"}, *ends[] = {"</think>", "</thought>"};
 #if IMPRESS_HAVE_LLAMA_COMMON
@@ -207,6 +212,34 @@ static void test_beginning(void **unused)
     assert_int_equal(e.status, 500);
 }
 
+/* ---- standard error ---- */
+
+static bool muted(void)
+{
+    struct stat now, nowhere;
+    assert_int_equal(fstat(STDERR_FILENO, &now), 0);
+    assert_int_equal(stat("/dev/null", &nowhere), 0);
+    return now.st_dev == nowhere.st_dev && now.st_ino == nowhere.st_ino;
+}
+
+/* The second doesn't wait for the first, and the last opens it again. */
+static void test_mutes_overlap(void **unused)
+{
+    (void)unused;
+    bool before = muted();
+    alarm(60); /* one that waits does so for good */
+    for (int round = 0; round < 2; round++) {
+        chat_mute();
+        assert_true(muted());
+        chat_mute();
+        chat_unmute();
+        assert_true(muted());
+        chat_unmute();
+        assert_int_equal(muted(), before);
+    }
+    alarm(0);
+}
+
 static int setup(void **unused)
 {
     (void)unused;
@@ -227,6 +260,7 @@ int main(void)
         cmocka_unit_test(test_words),
         cmocka_unit_test(test_candidates),
         cmocka_unit_test(test_beginning),
+        cmocka_unit_test(test_mutes_overlap),
 #if IMPRESS_HAVE_LLAMA_COMMON
         cmocka_unit_test(test_more_than_the_trigger),
         cmocka_unit_test(test_patterns),
