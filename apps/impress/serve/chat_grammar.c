@@ -9,12 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "chat_gbnf.h"
 #include "chat_mute.h"
 #include "chat_ways.h"
 
 enum {
-    MAX_DEPTH = 128,             /* of a grammar's parentheses, which are read recursively */
-    MAX_REPETITIONS = 2000,      /* llama.cpp's */
     MAX_PIECE_BYTES = 512,
     MAX_PATTERN_TEXT = 16 << 10, /* a pattern that hasn't matched so far won't */
 };
@@ -42,33 +41,6 @@ struct chat_grammar {
 };
 
 /* ---- made ---- */
-
-/* NULL, or what is wrong with a GBNF text that llama.cpp wouldn't say: parentheses nested deeper than is good for the
- * stack, or numbers of repetitions that it takes for endless. Literals, character classes and comments don't count. */
-static const char *grammar_fault(const char *s)
-{
-    size_t depth = 0;
-    char close = 0; /* what ends that which we are in */
-    for (; *s; s++) {
-        if (close) {
-            if (*s == '\\' && close != '\n' && s[1]) s++;
-            else if (*s == close) close = 0;
-        } else if (*s == '"') {
-            close = '"';
-        } else if (*s == '[') {
-            close = ']';
-        } else if (*s == '#') {
-            close = '\n';
-        } else if (*s == '{' || *s == ',') {
-            if (strtoull(s + 1, NULL, 10) > MAX_REPETITIONS) return "repeats something more than 2000 times";
-        } else if (*s == '(' && ++depth > MAX_DEPTH) {
-            return "nests too many parentheses";
-        } else if (*s == ')' && depth > 0) {
-            depth--;
-        }
-    }
-    return NULL;
-}
 
 /* A word as a regular expression. */
 static char *escaped(const char *word)
@@ -149,8 +121,10 @@ int chat_grammar_new(const chat_plan *p, chat_grammar **out, oai_error *e)
     *out = NULL;
     const chat_rendering *r = &p->r;
     if (!r->grammar) return 0;
-    const char *fault = p->own_grammar ? grammar_fault(r->grammar) : NULL;
-    if (fault) return oai_fail(e, 400, "invalid_grammar", "grammar", "the grammar %s", fault);
+    const char *fault = chat_gbnf_fault(r->grammar, p->own_grammar, NULL);
+    if (fault)
+        return oai_fail(e, 400, "invalid_grammar", p->own_grammar ? "grammar" : NULL,
+                        p->own_grammar ? "the grammar %s" : "the grammar that tools or schema give %s", fault);
     chat_grammar *g = calloc(1, sizeof *g);
     if (!g) return oai_fail(e, 500, NULL, NULL, "the server is out of memory");
     g->p = p;

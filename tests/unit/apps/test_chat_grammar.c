@@ -1,9 +1,11 @@
-/* Lazy grammars, on plans made by hand: when they wake, and when not. */
+/* Grammars, on plans made by hand: lazy ones, when they wake, and when not; and what is refused for what it would
+ * cost. */
 #include "chat_fixture.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "serve/chat_gbnf.h"
 #include "serve/chat_mute.h"
 
 static struct llama_model *m;
@@ -212,6 +214,190 @@ static void test_beginning(void **unused)
     assert_int_equal(e.status, 500);
 }
 
+/* ---- what a grammar costs ---- */
+
+/* A grammar of `n` rules, each made of the next by `body`, in which % stands for it. */
+static char *levels(int n, const char *body, const char *last, const char *root)
+{
+    size_t room = 1000 + (size_t)n * (strlen(body) + 40), at = 0;
+    char *out = malloc(room);
+    assert_non_null(out);
+    for (int i = 1; i < n; i++) {
+        at += (size_t)snprintf(out + at, room - at, "r%d ::= ", i);
+        for (const char *s = body; *s; s++) {
+            if (s[0] == '%') at += (size_t)snprintf(out + at, room - at, "r%d", i + 1);
+            else out[at++] = *s;
+        }
+        out[at++] = '\n';
+    }
+    snprintf(out + at, room - at, "r%d ::= %s\nroot ::= %s\n", n, last, root);
+    return out;
+}
+
+static char *repeated(const char *head, const char *part, int n, const char *tail)
+{
+    size_t room = strlen(head) + (size_t)n * strlen(part) + strlen(tail) + 1;
+    char *out = malloc(room), *at = out;
+    assert_non_null(out);
+    at += sprintf(at, "%s", head);
+    for (int i = 0; i < n; i++) at += sprintf(at, "%s", part);
+    sprintf(at, "%s", tail);
+    return out;
+}
+
+/* Refused with `part` in the message, by itself and as a client's. Takes the text over. */
+static void refuse_grammar(char *text, const char *part)
+{
+    const char *fault = chat_gbnf_fault(text, true, NULL);
+    if (!fault || !strstr(fault, part)) fail_msg("%.200s: %s", text, fault ? fault : "taken");
+    for (int own = 0; own < 2; own++) {
+        chat_plan p = plan_of(false, NULL);
+        p.r.lazy = false;
+        p.r.grammar = text;
+        p.own_grammar = own;
+        chat_grammar *g;
+        oai_error e = {0};
+        assert_int_equal(chat_grammar_new(&p, &g, &e), -1);
+        assert_null(g);
+        assert_int_equal(e.status, 400);
+        assert_string_equal(e.code, "invalid_grammar");
+        assert_non_null(strstr(e.message, part));
+        assert_true(own ? !strcmp(e.param, "grammar") : !e.param[0]);
+    }
+    free(text);
+}
+
+/* Each of these would keep llama.cpp busy for hours, or take all memory or the whole stack. */
+static void test_endless_grammars(void **unused)
+{
+    (void)unused;
+    refuse_grammar(levels(45, "% % | \"\"", "\"a\" | \"\"", "r1"), "ways");
+    refuse_grammar(levels(30, "% | %", "\"a\"", "r1"), "ways");
+    refuse_grammar(levels(20, "% % | \"\"", "\"a\" | \"\"", "\"[\" r1"), "ways");
+    refuse_grammar(levels(200000, "%", "\"a\"", "r1"), "ways");
+    refuse_grammar(strdup("root ::= (((((\"a\"?){0,99}){0,99}){0,99}){0,99}){0,99}"), "ways");
+    refuse_grammar(repeated("e ::= \"\" | \"z\"\nf ::= e e\nroot ::= \"[\" ", "(f f f) ", 6000, "\"]\""),
+                   "ways");
+    /* left recursion behind what is empty only in the end: its stack grows and grows */
+    static const char *const recursive[] = {
+        "root ::= \"[\" a\na ::= b a \"x\" | \"y\"\nb ::= c c\nc ::= \"\" | \"z\"",
+        "root ::= a\na ::= \"x\" | b \"y\"\nb ::= \"z\" | e a\ne ::= \"\" | \"w\"",
+        "root ::= \"a\" | root \"a\"",
+    };
+    for (size_t i = 0; i < sizeof recursive / sizeof recursive[0]; i++)
+        refuse_grammar(strdup(recursive[i]), "left recursive");
+    /* memory */
+    refuse_grammar(strdup("root ::= \"a\"{5,3}"), "fewer times");
+    refuse_grammar(repeated("root ::= \"", "abcdefghij", 100000, "\"{2000}"), "repeats too much");
+    refuse_grammar(repeated("root ::= ", "(\"a\"{2000})", 5000, ""), "repeats too much");
+    char *name = repeated("n", "ame", 300000, " ::= ");
+    refuse_grammar(repeated(name, "\"a\"? ", 1000, "\nroot ::= \"b\""), "repeats too much");
+    free(name);
+    refuse_grammar(repeated("root ::= ", "(", 200000, ""), "parentheses");
+}
+
+/* Ordinary ones pass, far from the bounds. */
+static void test_ordinary_grammars(void **unused)
+{
+    (void)unused;
+    static const char *const texts[] = {
+        chat_json_grammar,
+        "root ::= \"a\"",
+        "# c\r\n\r\nroot\t::= # c\n ( x # c\n | y ) # c\nx ::= "
+        "[^\\]\\-a-z\\x41\\u00e9\\U0001F600-] . \"\\\"\\n\"\n"
+        "y::=x{2}x{1,}x{0,3}x*x+x?",
+        "root ::= ([a-z]*)*",
+        "root ::= (\"a\"? (\"b\"? | \"c\"*))* \"d\"",
+        "root ::= \"[\" (root (\",\" root)*)? \"]\" | \"\"",
+        "root ::= <[97]> !<[98]> <tool_call> !</tool_call>",
+        "root ::= expr\nexpr ::= term ([-+*/] term)*\nterm ::= ident | num | \"(\" ws expr \")\" ws\nident ::= [a-z] "
+        "[a-z0-9_]* ws\nnum ::= [0-9]+ ws\nws ::= [ \\t\\n]*",
+        "root ::= \"a\"{2000} \"b\"{0,2000} (\"c\" \"d\"){7,1999}",
+        "root ::= (\"a\"{0} | \"\"{0}) \"\" []",
+    };
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        chat_gbnf_cost cost;
+        const char *fault = chat_gbnf_fault(texts[i], true, &cost);
+        if (i + 1 == sizeof texts / sizeof texts[0]) { /* nothing can be repeated */
+            assert_string_equal(fault, "isn't GBNF with a rule `root`");
+            continue;
+        }
+        if (fault) fail_msg("%s: %s", texts[i], fault);
+        assert_true(cost.ways > 0 && cost.ways < 100 && cost.visits > 0 && cost.visits < 100);
+        chat_plan p = plan_of(false, NULL);
+        p.r.lazy = false;
+        p.r.grammar = (char *)(uintptr_t)texts[i];
+        chat_grammar *g;
+        oai_error e = {0};
+        if (chat_grammar_new(&p, &g, &e) != 0) fail_msg("%s: %s", texts[i], e.message);
+        chat_grammar_free(g);
+    }
+    /* what llama.cpp wouldn't read isn't read here either */
+    static const char *const bad[] = {
+        "", "root", "root ::= (", "root ::= \"", "root ::= [", "root ::= [a", "root ::= [a-", "root ::= \"\\",
+        "root ::= \"\\q\"",
+        "root ::= \"\\x4\"", "root ::= undefined", "x ::= \"a\"", "root ::= *", "root ::= \"a\"{",
+        "root ::= \"a\"{,3}",
+        "root ::= \"a\"{1", "root ::= \"a\"{1,2", "root ::= \"a\" )", "root ::= <", "root ::= !", "root ::= \"a\" ;",
+        "root = \"a\"", "::= \"a\"", "root ::= (\"a\"\nx ::= \"b\"", "root ::= \"a\" root2 ::= \"b\""};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) refuse_grammar(strdup(bad[i]), "isn't GBNF");
+    /* a number that llama.cpp takes for endless: wrong where it is a client's own */
+    assert_null(chat_gbnf_fault("root ::= \"a\"{0,5000}", false, NULL));
+    assert_non_null(chat_gbnf_fault("root ::= \"a\"{0,5000}", true, NULL));
+    assert_non_null(chat_gbnf_fault("root ::= \"a\"{5000}", false, NULL));
+}
+
+#if IMPRESS_HAVE_LLAMA_COMMON
+/* Large schemas, as they are in use: optional properties, deep arrays, unions, enumerations, long texts. */
+static void test_schemas_cost_little(void **unused)
+{
+    (void)unused;
+    static const struct {
+        const char *head, *part, *tail;
+        int n;
+    } schemas[] = {
+        {"{\"type\":\"object\",\"properties\":{", "\"p%d\":{\"type\":\"string\"},", "\"z\":{}}}", 300},
+        {"{\"type\":\"object\",\"additionalProperties\":false,\"properties\":{",
+         "\"p%d\":{\"type\":\"array\",\"items\":{\"type\":\"array\",\"items\":{\"type\":[\"number\",\"null\"]}}},",
+         "\"z\":{}}}", 60},
+        {"{\"anyOf\":[",
+         "{\"type\":\"object\",\"properties\":{\"kind\":{\"const\":\"k%d\"},\"x\":{},\"y\":{}},"
+         "\"required\":[\"kind\"]},",
+         "{}]}", 100},
+        {"{\"enum\":[", "\"value-%d\",", "null]}", 1500},
+        {"{\"type\":\"object\",\"properties\":{", "\"p%d\":{\"type\":\"string\",\"maxLength\":2000},",
+         "\"z\":{}}}", 100},
+        {"{\"type\":\"array\",\"minItems\":2,\"maxItems\":200,\"items\":{\"enum\":[", "%d,", "0]}}", 50},
+        {"{\"type\":\"string\",\"maxLength\":", "%d", "5000}", 1},
+    };
+    for (size_t i = 0; i < sizeof schemas / sizeof schemas[0]; i++) {
+        size_t room = 4096 + (size_t)schemas[i].n * 200, at = 0;
+        char *text = malloc(room);
+        assert_non_null(text);
+        at += (size_t)snprintf(text, room, "%s", schemas[i].head);
+        for (int k = 1; k <= schemas[i].n; k++) {
+            const char *d = strchr(schemas[i].part, '%');
+            int n_head = (int)(d - schemas[i].part);
+            at += (size_t)snprintf(text + at, room - at, "%.*s%d%s", n_head, schemas[i].part, k, d + 2);
+        }
+        snprintf(text + at, room - at, "%s", schemas[i].tail);
+        oai_error e = {0};
+        char *grammar = chat_way_common.grammar_of(text, &e);
+        if (!grammar) fail_msg("%s", e.message);
+        chat_gbnf_cost cost;
+        const char *fault = chat_gbnf_fault(grammar, false, &cost);
+        if (fault) fail_msg("%.200s: %s", text, fault);
+        assert_true(cost.ways < 2500 && cost.visits < 2500 && cost.work < 5000000 && cost.bytes < 64 << 20);
+        free(grammar);
+        free(text);
+    }
+    oai_error e = {0};
+    char *grammar = chat_way_common.grammar_of("{\"type\":\"string\",\"minLength\":5,\"maxLength\":3}", &e);
+    assert_non_null(grammar);
+    refuse_grammar(grammar, "fewer times");
+}
+#endif
+
 /* ---- standard error ---- */
 
 static bool muted(void)
@@ -260,11 +446,14 @@ int main(void)
         cmocka_unit_test(test_words),
         cmocka_unit_test(test_candidates),
         cmocka_unit_test(test_beginning),
+        cmocka_unit_test(test_endless_grammars),
+        cmocka_unit_test(test_ordinary_grammars),
         cmocka_unit_test(test_mutes_overlap),
 #if IMPRESS_HAVE_LLAMA_COMMON
         cmocka_unit_test(test_more_than_the_trigger),
         cmocka_unit_test(test_patterns),
         cmocka_unit_test(test_long_answers),
+        cmocka_unit_test(test_schemas_cost_little),
 #endif
     };
     return cmocka_run_group_tests(tests, setup, teardown);
