@@ -61,6 +61,9 @@ ok(len(l["tokens"]) == 3 and "".join(l["tokens"]) == r.text, l)
 ok(all(p <= 0 for p in l["token_logprobs"]) and all(max(t.values()) == p for t, p in
    zip(l["top_logprobs"], l["token_logprobs"])), l)
 ok(l["text_offset"][0] == len("One two three four"), l)
+r = s.complete("One two", 3, logprobs=1, logit_bias={"1": 100}) # a control token, that adds no text
+l = r.json["choices"][0]["logprobs"]
+ok(r.text == "" and l["tokens"] == ["<|im_start|>"] * 3 and l["text_offset"] == [len("One two")] * 3, r)
 
 # Sampling: a seed gives the same again, a bias of 100 wins, one of -100 loses.
 a = s.post("/v1/completions", dict(prompt="Once upon", max_tokens=8, temperature=1.5, seed=7))

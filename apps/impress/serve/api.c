@@ -125,7 +125,6 @@ typedef struct answer {
 
     job_logprob *first, *last; /* of an answer in one piece: all of them */
     size_t n_logprobs;
-    size_t n_chars; /* of the answer's text so far, as its tokens are */
 } answer;
 
 static void free_list(job_logprob *l)
@@ -228,8 +227,7 @@ static oai_logprob *make_array(answer *w, const job_logprob *l, size_t *n)
     if (!array) *n = 0;
     for (size_t i = 0; i < *n; i++, l = l->next) {
         array[i] = l->value;
-        array[i].offset = w->n_prompt_chars + w->n_chars;
-        for (size_t k = 0; k < l->value.n_bytes; k++) w->n_chars += ((unsigned char)l->value.bytes[k] & 0xC0) != 0x80;
+        array[i].offset += w->n_prompt_chars;
     }
     return array;
 }

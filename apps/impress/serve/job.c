@@ -209,6 +209,7 @@ static job_logprob *make_logprob(const job *j, const struct llama_vocab *vocab, 
         at += lengths[i];
     }
     l->start = j->n_bytes;
+    l->value.offset = j->n_chars;
     return l;
 }
 
@@ -230,6 +231,7 @@ void job_add_token(job *j, const struct llama_vocab *vocab, llama_token token, c
     char piece[MAX_PIECE];
     size_t n = piece_of(vocab, token, chat_plan_shows(j->plan, token), piece);
     j->n_bytes += n;
+    for (size_t i = 0; i < n; i++) j->n_chars += ((unsigned char)piece[i] & 0xc0) != 0x80;
     bool ok = stop_gate_add(&j->gate, piece, n, false);
     pass_on(j, false);
     if (j->gate.stopped || !ok)

@@ -19,7 +19,7 @@ typedef enum job_end { JOB_RUNNING, JOB_STOP, JOB_LENGTH, JOB_CANCELLED, JOB_FAI
 typedef struct job_logprob {
     struct job_logprob *next;
     size_t start; /* of its text, in bytes of the answer */
-    oai_logprob value;
+    oai_logprob value; /* its offset: in the answer */
 } job_logprob;
 
 typedef struct job_result {
@@ -61,7 +61,7 @@ typedef struct job {
     struct job *next;
     uint64_t asked_ns, started_ns, first_ns;
     stop_gate gate;
-    size_t n_generated, n_bytes; /* tokens, and bytes of text, made so far */
+    size_t n_generated, n_bytes, n_chars; /* tokens, bytes and characters of text, made so far */
     job_logprob *held_first, *held_last; /* of tokens whose text is held back */
     imp_space *space; /* of its salt; NULL: no store, or not opened yet */
     bool looked_ahead, waited;

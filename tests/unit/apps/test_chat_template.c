@@ -4,6 +4,7 @@
 #include <jansson.h>
 
 #include "base/rng.h"
+#include "serve/job.h"
 
 #define SAY(text) "{\"messages\":[{\"role\":\"user\",\"content\":\"" text "\"}]}"
 #define TOOL                                                                                                           \
@@ -322,6 +323,42 @@ static void test_text_answers(void **unused)
         chat_plan_free(p);
         chat_template_close(t);
     }
+    llama_model_free(m);
+}
+
+/* Where a token begins: a control token has no text, but for its name beside its log-probability. */
+static void test_offsets(void **unused)
+{
+    (void)unused;
+    struct llama_model *m = make_model(plain_template, false);
+    const struct llama_vocab *vocab = llama_model_get_vocab(m);
+    chat_template *t = open_way(ways[N_WAYS - 1], m, NULL);
+    static const struct {
+        llama_token token;
+        size_t offset;
+    } tokens[] = {{'a', 0}, {START, 1}, {BOS, 1}, {'b', 1}, {0xc3, 2}, {0xa9, 3}, {'c', 3}, {CALL, 4}, {'d', 15}};
+    enum { N = sizeof tokens / sizeof tokens[0] };
+    static float logits[N_BYTES + N_SPECIAL];
+    oai_sampling sampling = {.repeat_penalty = 1};
+    job_spec spec = {.plan = make_plan(t, false, "{\"prompt\":\"x\"}"), .sampling = &sampling, .max_tokens = N};
+    job *j = job_new(vocab, &spec);
+    assert_non_null(j);
+    for (size_t i = 0; i < N; i++) job_add_token(j, vocab, tokens[i].token, logits);
+    job_news news;
+    assert_true(job_take(j, 0, &news));
+    assert_int_equal(news.end, JOB_LENGTH);
+    assert_int_equal(news.text.n, strlen("ab\xc3\xa9" "c<tool_call>d"));
+    assert_memory_equal(news.text.data, "ab\xc3\xa9" "c<tool_call>d", news.text.n);
+    const job_logprob *l = news.logprobs;
+    for (size_t i = 0; i < N; i++, l = l->next) {
+        assert_non_null(l);
+        assert_int_equal(l->value.offset, tokens[i].offset);
+    }
+    assert_null(l);
+    job_news_free(&news);
+    job_release(j);
+    job_release(j);
+    chat_template_close(t);
     llama_model_free(m);
 }
 
@@ -725,6 +762,7 @@ int main(void)
         cmocka_unit_test(test_json_object),
         cmocka_unit_test(test_gbnf),
         cmocka_unit_test(test_stops),
+        cmocka_unit_test(test_offsets),
         cmocka_unit_test(test_text_answers),
 #if IMPRESS_HAVE_LLAMA_COMMON
         cmocka_unit_test(test_schema),
