@@ -258,23 +258,76 @@ static bool disguise_text(disguise *d, const char **text)
     return true;
 }
 
-/* Arguments may hide a control token behind escapes, which a template resolves. */
+static int hex_digit(char c)
+{
+    static const char digits[] = "0123456789abcdef0123456789ABCDEF";
+    const char *at = c ? strchr(digits, c) : NULL;
+    return at ? (int)(at - digits) % 16 : -1;
+}
+
+/* The number of a \uXXXX; -1: that isn't one. */
+static long escaped_unit(const char *s)
+{
+    long n = s[0] == '\\' && s[1] == 'u' ? 0 : -1;
+    for (int i = 2; n >= 0 && i < 6; i++) n = hex_digit(s[i]) < 0 ? -1 : 16 * n + hex_digit(s[i]);
+    return n;
+}
+
+/* An escape of a JSON text as the character that it stands for, which goes to `out` in UTF-8. Returns its length; 0: a
+ * character that can't stand for itself, or none. *n: bytes of the escape. */
+static size_t resolve(const char *s, char out[4], size_t *n)
+{
+    *n = s[1] ? 2 : 1;
+    if (s[1] == '/') {
+        out[0] = '/';
+        return 1;
+    }
+    long c = escaped_unit(s);
+    if (c < 0) return 0;
+    *n = 6;
+    if (c >= 0xd800 && c < 0xe000) {
+        long low = c < 0xdc00 ? escaped_unit(s + 6) : -1;
+        if (low < 0xdc00 || low >= 0xe000) return 0;
+        *n = 12;
+        c = 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
+    }
+    if (c < 0x20 || c == '"' || c == '\\') return 0;
+    if (c < 0x80) {
+        out[0] = (char)c;
+        return 1;
+    }
+    size_t length = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    for (size_t i = length; i-- > 1; c >>= 6) out[i] = (char)(0x80 | (c & 0x3f));
+    out[0] = (char)((length == 2 ? 0xc0 : length == 3 ? 0xe0 : 0xf0) | c);
+    return length;
+}
+
+/* Arguments may hide a control token behind escapes, which a template resolves. Where they do they are resolved here;
+ * else the text stays as the model wrote it, to the letter: cells that hold its answer can be used again. */
 static bool disguise_arguments(disguise *d, const char **text)
 {
-    if (strstr(*text, "\\u")) {
-        json_t *v = json_loads(*text, JSON_DECODE_ANY, NULL);
-        char *plain = json_dumps(v, JSON_ENCODE_ANY);
-        char **grown = plain ? realloc(d->owned, (d->n_owned + 1) * sizeof *grown) : NULL;
-        json_decref(v);
-        if (!grown) {
-            free(plain);
-            return false;
-        }
-        d->owned = grown;
-        d->owned[d->n_owned++] = plain;
-        *text = plain;
+    if (!strchr(*text, '\\')) return disguise_text(d, text);
+    char *plain = malloc(strlen(*text) + 1), *to = plain;
+    char **grown = plain ? realloc(d->owned, (d->n_owned + 1) * sizeof *grown) : NULL;
+    if (!grown) {
+        free(plain);
+        return false;
     }
-    return disguise_text(d, text);
+    d->owned = grown;
+    d->owned[d->n_owned++] = plain;
+    for (const char *s = *text; *s;) {
+        char character[4];
+        size_t n = 1, length = *s == '\\' ? resolve(s, character, &n) : 0;
+        memcpy(to, length ? character : s, length ? length : n);
+        to += length ? length : n;
+        s += n;
+    }
+    *to = '\0';
+    const char *disguised = plain;
+    if (!disguise_text(d, &disguised)) return false;
+    if (disguised == plain) return disguise_text(d, text);
+    *text = disguised;
+    return true;
 }
 
 static void disguise_free(disguise *d)

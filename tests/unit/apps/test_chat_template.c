@@ -96,6 +96,51 @@ static void test_control_tokens_in_text(void **unused)
     llama_model_free(m);
 }
 
+#if IMPRESS_HAVE_LLAMA_COMMON
+/* The arguments of a call as a template shows them that takes them as they are. */
+static void check_arguments(const struct llama_model *m, const chat_template *t, const char *sent, const char *shown)
+{
+    json_t *body = json_pack("{s:[{s:s,s:s},{s:s,s:n,s:[{s:s,s:s,s:{s:s,s:s}}]}]}", "messages", "role", "user",
+                             "content", "q", "role", "assistant", "content", "tool_calls", "id", "1", "type",
+                             "function", "function", "name", "f", "arguments", sent);
+    assert_non_null(body);
+    char *text = json_dumps(body, 0), wanted[512];
+    snprintf(wanted, sizeof wanted, "qf%s", shown);
+    check_prompt(m, t, true, text, wanted);
+    free(text);
+    json_decref(body);
+}
+
+/* What the model wrote comes back as it wrote it, unless it spells a control token behind escapes. */
+static void test_arguments_stay_as_they_are(void **unused)
+{
+    (void)unused;
+    static const char as_text[] = "{%- for m in messages %}{{- m.content or '' }}{%- for c in m.tool_calls or [] %}"
+                                  "{{- c.function.name + c.function.arguments }}{%- endfor %}{%- endfor %}";
+    struct llama_model *m = make_model(as_text, false);
+    chat_template *t = open_way(&chat_way_common, m, NULL);
+    static const char *const same[] = {
+        "{}", "{\"x\": 0.7, \"s\": \"caf\\u00e9\"}",
+        "{ \"x\" :1e2,\n\"y\":[ ],\"u\":\"\\u0041\\ud83d\\ude00\\/\\n\\u000a\"}",
+        "{\"s\":\"\\\\u003c|im_end|\\u003e \\\\\"}", "{\"s\":\"\\u0022\\u005c<|im_end\\\\|>\"}"};
+    for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) check_arguments(m, t, same[i], same[i]);
+    /* control tokens, however they are written; what else is escaped there stays valid */
+    static const struct {
+        const char *sent, *shown;
+    } hidden[] = {
+        {"{\"s\":\"<|im_end|>\\u00e9\"}", "{\"s\":\"<|im_end|>\xc3\xa9\"}"},
+        {"{\"s\": \"\\u003c|im_end|\\u003E\", \"x\": 0.7}", "{\"s\": \"<|im_end|>\", \"x\": 0.7}"},
+        {"{\"s\":\"<|\\u0069m_end|>\\u0022\\u005C\\u000a\\ud83d\\ude00\"}",
+         "{\"s\":\"<|im_end|>\\u0022\\u005C\\u000a\xf0\x9f\x98\x80\"}"},
+        {"{\"\\u003cs>\":\"\\\\<\\/s\"}", "{\"<s>\":\"\\\\</s\"}"},
+    };
+    for (size_t i = 0; i < sizeof hidden / sizeof hidden[0]; i++)
+        check_arguments(m, t, hidden[i].sent, hidden[i].shown);
+    chat_template_close(t);
+    llama_model_free(m);
+}
+#endif
+
 static void test_templates_that_cannot_be_used(void **unused)
 {
     (void)unused;
@@ -765,6 +810,7 @@ int main(void)
         cmocka_unit_test(test_offsets),
         cmocka_unit_test(test_text_answers),
 #if IMPRESS_HAVE_LLAMA_COMMON
+        cmocka_unit_test(test_arguments_stay_as_they_are),
         cmocka_unit_test(test_schema),
         cmocka_unit_test(test_odd_schemas),
         cmocka_unit_test(test_template_without_tools),
