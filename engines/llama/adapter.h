@@ -206,6 +206,7 @@ typedef struct lc_seq {
     size_t n_before;    /* tokens before it */
     llama_pos pos_before; /* last position before it, -1: none */
     size_t n_share;     /* tokens of this sequence in it; 0: not in it */
+    size_t n_counted;   /* of these, in the report */
     size_t first_share; /* of ctx->order */
     bool solo;          /* needs a pass of its own */
     bool has_output;

@@ -295,6 +295,7 @@ static bool rm_one(imp_llama *ctx, llama_seq_id seq, llama_pos p0, llama_pos p1)
         if (llama_memory_seq_pos_max(ctx->memory, seq) < 0) lc_seq_reset(s);
         return ok;
     }
+    if (s->n == 0) s->in_prompt = s->answered = false;
     if (p0 >= p1 || (size_t)p0 >= s->n) return true;
     if ((size_t)p1 >= s->n) {
         lc_save_seq(ctx, s);
@@ -318,6 +319,18 @@ bool imp_llama_seq_rm(imp_llama *ctx, llama_seq_id seq, llama_pos p0, llama_pos 
     return ok;
 }
 
+/* `d`, whose tokens and cells are there, becomes what the first `n` tokens of `s` are. */
+static void take_after(lc_seq *d, const lc_seq *s, size_t n)
+{
+    d->state = s->state;
+    d->partial = s->partial;
+    d->n_loaded = s->n_loaded < n ? s->n_loaded : n;
+    d->exact = s->exact < n ? s->exact : n;
+    d->sound = s->sound < n ? s->sound : n;
+    d->saved = n; /* what isn't yet is the source's to save */
+    d->answered = s->answered;
+}
+
 /* The same tokens, in the same cells or in those of another stream. */
 static int copy_seq(imp_llama *ctx, llama_seq_id src, llama_seq_id dst, size_t n)
 {
@@ -337,28 +350,47 @@ static int copy_seq(imp_llama *ctx, llama_seq_id src, llama_seq_id dst, size_t n
     free(d->placed);
     d->placed = placed;
     d->n_placed = placed ? s->n_placed : 0;
-    d->state = s->state;
-    d->partial = s->partial;
-    d->n_loaded = s->n_loaded < n ? s->n_loaded : n;
-    d->exact = s->exact < n ? s->exact : n;
-    d->sound = s->sound < n ? s->sound : n;
-    d->saved = n; /* what isn't yet is the source's to save */
-    d->answered = s->answered;
+    take_after(d, s, n);
+    return 0;
+}
+
+/* The rows of the first `n` tokens of a sequence whose cells are known, into cells of an empty one with a stream of its
+ * own. Returns 0, or as llama_decode() with nothing in these cells. */
+static int32_t copy_rows(imp_llama *ctx, llama_seq_id src, llama_seq_id dst, size_t n)
+{
+    const lc_seq *s = &ctx->seqs[src];
+    lc_seq *d = &ctx->seqs[dst];
+    size_t k_bytes = 0, v_bytes = 0;
+    for (size_t l = 0; l < ctx->n_sites; l++) {
+        if (ctx->sites[l].k->nb[1] > k_bytes) k_bytes = ctx->sites[l].k->nb[1];
+        if (ctx->sites[l].v->nb[1] > v_bytes) v_bytes = ctx->sites[l].v->nb[1];
+    }
+    void *k = lc_buffer_need(&ctx->stage_k, n * k_bytes), *v = lc_buffer_need(&ctx->stage_v, n * v_bytes);
+    if (!k || !v || lc_seq_append(d, s->tokens, n) < 0) return -2;
+    int32_t rc = lc_pass_place(ctx, dst, (llama_pos)n, n, d->cells);
+    if (rc != 0) return rc;
+    llama_synchronize(ctx->lctx);
+    for (size_t l = 0; l < ctx->n_sites; l++) {
+        lc_cells_read(ctx, l, s->cells, n, k, v);
+        lc_cells_write(ctx, l, d->cells, n, k, v);
+    }
+    take_after(d, s, n);
     return 0;
 }
 
 /* llama.cpp copies another stream's cells all or none (it ends the program otherwise): what is too much is given back,
  * or all where that can't be. */
-static void copy_cells(imp_llama *ctx, llama_seq_id src, llama_seq_id dst, llama_pos p0, llama_pos p1)
+static bool copy_cells(imp_llama *ctx, llama_seq_id src, llama_seq_id dst, llama_pos p0, llama_pos p1)
 {
     if (!ctx->has_streams) {
         llama_memory_seq_cp(ctx->memory, src, dst, p0, p1);
-        return;
+        return true;
     }
     llama_memory_seq_cp(ctx->memory, src, dst, -1, -1);
     bool ok = p0 <= 0 || llama_memory_seq_rm(ctx->memory, dst, 0, p0);
     ok = ok && (p1 < 0 || llama_memory_seq_rm(ctx->memory, dst, p1, -1));
     if (!ok) llama_memory_seq_rm(ctx->memory, dst, -1, -1);
+    return ok;
 }
 
 void imp_llama_seq_cp(imp_llama *ctx, llama_seq_id src, llama_seq_id dst, llama_pos p0, llama_pos p1)
@@ -390,8 +422,14 @@ void imp_llama_seq_cp(imp_llama *ctx, llama_seq_id src, llama_seq_id dst, llama_
         if (lc_seq_append(d, s->tokens, n) < 0) lc_say(IMP_LOG_ERROR, "no memory to copy a sequence");
         return;
     }
-    copy_cells(ctx, src, dst, p0, p1);
-    if (copy_seq(ctx, src, dst, n) < 0) {
+    if (ctx->has_streams && ctx->fit != IMP_LLAMA_FIT_NONE && !s->partial && s->sound >= n) {
+        int32_t rc = copy_rows(ctx, src, dst, n);
+        if (rc == 0) return;
+        lc_say(IMP_LOG_WARN, "a sequence of %zu tokens can't be copied (llama_decode: %d)", n, rc);
+        lc_seq_reset(d);
+    } else if (!copy_cells(ctx, src, dst, p0, p1)) {
+        lc_seq_reset(d);
+    } else if (copy_seq(ctx, src, dst, n) < 0) {
         lc_say(IMP_LOG_WARN, "%s", imp_last_error());
         estrange(d);
     }

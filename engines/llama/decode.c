@@ -42,7 +42,7 @@ static bool sort_out(imp_llama *ctx, const struct llama_batch *b)
         lc_seq *s = &ctx->seqs[id];
         s->first_share = at;
         at += s->n_share;
-        s->n_share = 0;
+        s->n_share = s->n_counted = 0;
         s->n_before = s->n;
         s->solo = s->has_output = false;
         s->pos_before = imp_llama_seq_pos_max(ctx, (llama_seq_id)id);
@@ -74,7 +74,8 @@ static void open_report(lc_seq *s)
         s->in_prompt = true;
         s->want_save = s->answered = false;
     }
-    if (s->in_prompt) s->report.prompt_tokens += s->n_share;
+    s->n_counted = s->in_prompt ? s->n_share : 0;
+    s->report.prompt_tokens += s->n_counted;
 }
 
 static void close_report(lc_seq *s, uint64_t ns)
@@ -246,6 +247,7 @@ static void take_back(imp_llama *ctx)
     for (uint32_t id = 0; id < ctx->n_seq_max; id++) {
         lc_seq *s = &ctx->seqs[id];
         if (s->n_share == 0) continue;
+        s->report.prompt_tokens -= s->n_counted;
         if (s->state == LC_SEQ_ALIEN) {
             llama_memory_seq_rm(ctx->memory, (llama_seq_id)id, s->pos_before + 1, -1);
         } else {
@@ -270,6 +272,7 @@ static int32_t decode_embeddings(imp_llama *ctx, struct llama_batch batch)
         rc = lc_pass_whole(ctx, (llama_seq_id)id);
     }
     if (!rc) rc = lc_hook_decode(ctx, batch, LC_HOOK_WATCH, NULL);
+    if (rc) take_back(ctx);
     for (uint32_t id = 0; id < ctx->n_seq_max && !rc; id++) {
         lc_seq *s = &ctx->seqs[id];
         if (s->n_share == 0 || s->state == LC_SEQ_ALIEN) continue;

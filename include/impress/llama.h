@@ -16,14 +16,23 @@
  *
  * The hook is found by structure in the graph (SET_ROWS into a cache tensor, then FLASH_ATTN_EXT over views of it), and
  * tried out when a context is opened. Models that don't fit (sliding window, recurrent, hybrid, ALiBi, MLA, M-RoPE,
- * layers that share KV) run as plain llama.cpp: imp_llama_get_fit() says why, in one line, and nothing is stored.
+ * layers that share KV, encoders, diffusion) and contexts that don't (embeddings or pooling, no flash attention, a
+ * cache that isn't f16, bf16 or q8_0, attention that isn't causal, less than 32 tokens) run as plain llama.cpp:
+ * imp_llama_get_fit() says why, in one line, and nothing is stored.
+ *
+ * A sequence to which something is done that the store can't follow is llama.cpp's alone from then on, neither stored
+ * nor loaded, until it is empty: a hole in its middle, a shift, a state that was set, embeddings, a copy that isn't
+ * from position 0 on into an empty sequence. What is noted or partly loaded of it is brought into cells whole first:
+ * what is stored is loaded, and all that follows is computed again, which takes as long as that. Where this fails
+ * nothing is done (false, 0; a copy leaves `dst` without the tokens), and the sequence is noted.
  *
  * Threads: one thread at a time per imp_llama.
  *
  * Errors: as in impress.h; the mirrors return what llama.cpp's do. Pointers may be NULL only where that is said.
  *
  * Versions: as in impress.h. imp_llama_params and imp_llama_request grow at their end; what is within them has a size
- * of its own, and room to grow in, so that nothing behind it moves.
+ * of its own, and room to grow in, so that nothing behind it moves. llama.cpp's own structs promise nothing of that
+ * kind: the program, this library and llama.cpp must be compiled with the same llama.h.
  */
 #ifndef IMPRESS_LLAMA_H
 #define IMPRESS_LLAMA_H
@@ -99,13 +108,16 @@ static inline void imp_llama_params_init(imp_llama_params *params)
  * Returns 0, or with `*out` = NULL: IMP_E_ARG (a request out of range, no model_files beside a store, cb_eval in use),
  * IMP_E_UNSUPPORTED (llama.cpp makes no such context), IMP_E_NOMEM, and what imp_store_fingerprint() and
  * imp_space_open() return.
- * Owner: the caller, until imp_llama_free(), which also hands over what is unsaved. NULL may be freed. */
+ * `model`, and adapters that are set, must outlive the context; what else `params` points to is read here or copied.
+ * Owner: the caller, until imp_llama_free(), which also hands over what is unsaved: what the store then refuses
+ * (IMP_E_BUSY, IMP_E_FULL) is lost, so imp_llama_flush() before tells. NULL may be freed. */
 int imp_llama_init(struct llama_model *model, struct llama_context_params cp, const imp_llama_params *params,
                    imp_llama **out);
 void imp_llama_free(imp_llama *ctx);
 
 /* The context underneath, for calls that touch neither its memory nor what is computed (adapters, control vectors,
- * causal attention): the store wouldn't know of it. */
+ * causal attention): the store wouldn't know of it. Nor for outputs, which aren't always there: they are taken by
+ * imp_llama_get_logits_ith(). */
 struct llama_context *imp_llama_context(imp_llama *ctx);
 
 typedef enum imp_llama_fit {
@@ -151,10 +163,10 @@ int imp_llama_get_queries(imp_llama *ctx, llama_seq_id seq, uint32_t layer, size
 
 /* ---- mirrors of llama.h */
 
-/* As llama_decode(): 0, 1 (no slot), 2 (aborted), negative (error); on anything but 0 the batch left no trace. A failed
- * read never shows here: the pass is run again with less from the store, or with nothing. Each token must belong to one
- * sequence. Ask for the output of a prompt's last token only: what has an output is always computed, and what comes
- * after it in the same batch too. */
+/* As llama_decode(): 0, 1 (no slot), 2 (aborted), negative (error); on anything but 0 the batch left no trace (where
+ * the store isn't used, as much as llama_decode() leaves). A failed read never shows here: the pass is run again with
+ * less from the store, or with nothing. Each token must belong to one sequence. Ask for the output of a prompt's last
+ * token only: what has an output is always computed, and what comes after it in the same batch too. */
 int32_t imp_llama_decode(imp_llama *ctx, struct llama_batch batch);
 
 /* Output of the batch's token i (negative: from the end), of the last imp_llama_decode(). NULL if it had no output.
@@ -163,18 +175,16 @@ float *imp_llama_get_logits_ith(imp_llama *ctx, int32_t i);
 llama_token imp_llama_sampler_sample(struct llama_sampler *smpl, imp_llama *ctx, int32_t i);
 
 bool imp_llama_seq_rm(imp_llama *ctx, llama_seq_id seq, llama_pos p0, llama_pos p1);
-/* Where each sequence has cells of its own (kv_unified is false) the copy replaces what `dst` held, and takes the time of
- * copying all cells of a sequence; unlike llama.cpp's it may be of any part. */
+/* Where each sequence has cells of its own (kv_unified is false) the copy replaces what `dst` held and takes the time of
+ * copying its rows; unlike llama.cpp's it may be of any part. */
 void imp_llama_seq_cp(imp_llama *ctx, llama_seq_id src, llama_seq_id dst, llama_pos p0, llama_pos p1);
 void imp_llama_seq_keep(imp_llama *ctx, llama_seq_id seq);
-/* Shifted KV is never stored. A noted prefix is loaded whole first. */
 void imp_llama_seq_add(imp_llama *ctx, llama_seq_id seq, llama_pos p0, llama_pos p1, llama_pos delta);
 llama_pos imp_llama_seq_pos_min(imp_llama *ctx, llama_seq_id seq);
 llama_pos imp_llama_seq_pos_max(imp_llama *ctx, llama_seq_id seq);
 void imp_llama_clear(imp_llama *ctx);
 
-/* State of one sequence as llama_state_seq_*(). A noted or partly loaded prefix is loaded whole first; what is set has
- * no known origin and is never stored. */
+/* State of one sequence as llama_state_seq_*(). */
 size_t imp_llama_state_seq_get_size(imp_llama *ctx, llama_seq_id seq);
 size_t imp_llama_state_seq_get_data(imp_llama *ctx, uint8_t *dst, size_t size, llama_seq_id seq);
 size_t imp_llama_state_seq_set_data(imp_llama *ctx, const uint8_t *src, size_t size, llama_seq_id seq);
@@ -191,8 +201,8 @@ int imp_llama_set_adapters_lora(imp_llama *ctx, struct llama_adapter_lora **adap
  * failed returned. */
 int imp_llama_flush(imp_llama *ctx);
 
-/* As imp_llama_flush(), of one sequence. (Another's prompt that is computed in slices would be stored in parts: where the
- * last of them is short, it is left out.) IMP_E_ARG: there is no such sequence. */
+/* As imp_llama_flush(), of one sequence. (Another's prompt that is computed in slices would be stored in parts: where
+ * the last of them is short, it is left out.) IMP_E_ARG: there is no such sequence. */
 int imp_llama_flush_seq(imp_llama *ctx, llama_seq_id seq);
 
 /* Rank the tokens of a stored prefix without any question, for IMP_RANK_RECONSTRUCTION: it is loaded whole into the

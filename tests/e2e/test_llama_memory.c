@@ -409,6 +409,7 @@ static void test_refused_batches_leave_no_trace(void **state)
     assert_true(imp_llama_seq_rm(w.ctx, 1, 100, -1));
     assert_int_equal(feed(w.ctx, &w.b, 0, w.b.n_prefix, w.b.n, 512), 0);
     check_near(w.expected_b, answer(w.ctx), NEAR);
+    assert_int_equal(report(w.ctx, 0).prompt_tokens, w.b.n); /* those of the batch that came twice, once */
     llama_batch_free(b);
     close_world(&w);
 }

@@ -14,7 +14,8 @@ enum {
     MIN_GAIN = 64,     /* stored tokens beyond the live ones for which a slot is emptied: as the adapter has it */
     FIRST_SLICE = 128, /* tokens, until it is known how fast they are computed */
     LEAST_SLICE = 64,  /* attention over fewer queries is slower on a CPU */
-    FULL_RETRY_S = 60  /* the longest time that a client is told to stay away */
+    FULL_RETRY_S = 60, /* the longest time that a client is told to stay away */
+    ASK_AGAIN_NS = 1000000000 /* after it the store is asked again for a job that waits for another's prefix */
 };
 
 typedef enum slot_state {
@@ -110,16 +111,18 @@ static void clear_slot(engine *e, slot *s)
     s->partial = false;
 }
 
-/* Take the job out of a slot; what it left in the cells stays for the next one. */
+/* Take the job out of a slot; what it left in the cells stays for the next one, but for what is only noted: that isn't
+ * in cells, and would be loaded as this job wanted it. */
 static job *leave_slot(engine *e, slot *s)
 {
     job *j = s->job;
+    bool noted = s->lease != NULL;
     imp_lease_release(s->lease);
     s->lease = NULL;
     s->job = NULL;
     s->state = SLOT_FREE;
     s->used_ns = app_now_ns();
-    if (j->cache_off) clear_slot(e, s);
+    if (j->cache_off || noted) clear_slot(e, s);
     if (j->keep_now) imp_llama_flush_seq(e->ctx, s->id);
     e->unsaved = true;
     return j;
@@ -151,7 +154,8 @@ static bool same_salt(const char *a, const char *b) { return a && b ? !strcmp(a,
 /* Tokens of the job's prompt that slot `s` has in its cells and that may be taken from there. */
 static size_t share_of(const engine *e, const slot *s, const job *j)
 {
-    if (j->cache_off || s->n == 0 || !same_salt(s->salt, j->salt) || (s->job && s->job->cache_off)) return 0;
+    bool off = j->cache_off || (s->job && s->job->cache_off), noted = s->lease;
+    if (off || noted || s->n == 0 || !same_salt(s->salt, j->salt)) return 0;
     size_t n = common(s->tokens, s->n, j->tokens, j->n_tokens - 1);
     /* A selection was made for another question; it serves only the conversation that it was made in. */
     if (s->partial && (s->state != SLOT_FREE || n < s->n || j->request.load.retention >= 1)) n = 0;
@@ -180,7 +184,7 @@ static bool must_wait(engine *e, job *j)
     if (j->cache_off || j->request.recompute || !e->cuts) return false;
     for (size_t i = 0; i < e->o.n_slots; i++) {
         const slot *s = &e->slots[i];
-        if (s->state != SLOT_PROMPT || s->job->cache_off || !same_salt(s->salt, j->salt)) continue;
+        if (s->state != SLOT_PROMPT || s->partial || s->job->cache_off || !same_salt(s->salt, j->salt)) continue;
         size_t n = common(s->job->tokens, s->job->n_tokens - 1, j->tokens, j->n_tokens - 1);
         if (n > s->n && n > best) best = n;
     }
@@ -191,25 +195,43 @@ static bool must_wait(engine *e, job *j)
         if (n > have) have = n;
     }
     if (have + MIN_GAIN > best) return false;
-    imp_lease *lease;
-    size_t stored = stored_of(e, j, &lease);
-    imp_lease_release(lease);
-    if (stored > have) have = stored;
+    uint64_t now = app_now_ns();
+    if (j->stored_ns == 0 || now - j->stored_ns > ASK_AGAIN_NS) {
+        imp_lease *lease;
+        j->stored = stored_of(e, j, &lease);
+        j->stored_ns = now;
+        imp_lease_release(lease);
+    }
+    if (j->stored > have) have = j->stored;
     return have + MIN_GAIN <= best;
 }
 
-/* The free slot that was used last of all, emptied ones first. NULL: there is none but `but`. */
-static slot *oldest_free(engine *e, const slot *but)
+static unsigned busy_beside(const engine *e, const slot *s)
 {
-    slot *oldest = NULL;
+    const slot *first = e->slots, *last = first + e->o.n_slots - 1;
+    return (unsigned)(s > first && s[-1].state != SLOT_FREE) + (s < last && s[1].state != SLOT_FREE);
+}
+
+/* Is it better to take the free slot `a` than `b`? Emptied ones first. Of slots with cells of their own llama.cpp
+ * computes only neighbours together, so one beside busy ones, unless that drops cells that no store brings back. Then
+ * the one that wasn't used for longest. */
+static bool is_freer(const engine *e, const slot *a, const slot *b)
+{
+    if ((a->n == 0) != (b->n == 0)) return a->n == 0;
+    unsigned beside_a = busy_beside(e, a), beside_b = busy_beside(e, b);
+    bool goes_by = e->o.n_pool == 0 && (e->uses_store || a->n == 0);
+    return goes_by && beside_a != beside_b ? beside_a > beside_b : a->used_ns < b->used_ns;
+}
+
+/* The free slot to take; NULL: there is none but `but`. */
+static slot *best_free(engine *e, const slot *but)
+{
+    slot *best = NULL;
     for (size_t i = 0; i < e->o.n_slots; i++) {
         slot *s = &e->slots[i];
-        if (s->state != SLOT_FREE || s == but) continue;
-        bool better = !oldest || (s->n == 0 && oldest->n > 0) ||
-                      ((s->n == 0) == (oldest->n == 0) && s->used_ns < oldest->used_ns);
-        if (better) oldest = s;
+        if (s->state == SLOT_FREE && s != but && (!best || is_freer(e, s, best))) best = s;
     }
-    return oldest;
+    return best;
 }
 
 /* Where a job goes, and whose cells it takes over (the slot's own, perhaps). False: no slot is free. */
@@ -230,13 +252,8 @@ static bool choose_slot(engine *e, const job *j, slot **to, slot **from, size_t 
     /* A slot that would lose much of another conversation is copied from rather than cut. */
     bool keeps = best && !e->cuts;
     keeps = keeps || (best && best->state == SLOT_FREE && best->n - *n_share <= *n_share / 4 + MIN_GAIN);
-    *to = keeps ? best : oldest_free(e, best);
+    *to = keeps ? best : best_free(e, best);
     if (!*to && best && best->state == SLOT_FREE) *to = best;
-    /* From cells of its own all are copied, whatever is wanted of them: few tokens are computed as soon. */
-    if (*to != best && !e->o.n_pool && *n_share < MIN_GAIN) {
-        *from = NULL;
-        *n_share = 0;
-    }
     return *to != NULL;
 }
 
@@ -295,6 +312,10 @@ static bool settle_slot(engine *e, slot *s, const slot *from, size_t n_share, jo
     return true;
 }
 
+/* Of slots with cells of their own, one token of a prompt goes with those of the answers beside it, in a pass of its
+ * own: one more makes up for it where the number of the others counts. */
+static size_t mixes(const engine *e) { return e->o.n_pool == 0 && e->o.n_slots > 1; }
+
 static void start_job(engine *e, job *j, slot *s, const slot *from, size_t n_share)
 {
     s->job = j;
@@ -305,7 +326,12 @@ static void start_job(engine *e, job *j, slot *s, const slot *from, size_t n_sha
     metric_observe(j->tenant, METRIC_QUEUE_SECONDS, j->result.queue_ns);
 
     /* On a CPU a question of some more tokens may be computed sooner. */
-    if (n_share > 0 && e->cuts && !from->partial) n_share = imp_llama_query_start(e->ctx, j->n_tokens, n_share);
+    if (n_share > 0 && e->cuts && !from->partial) {
+        size_t n = imp_llama_query_start(e->ctx, j->n_tokens, n_share);
+        n_share = n > 0 && n < n_share ? n - mixes(e) : n;
+    }
+    /* To copy a few tokens from cells of another stream takes as long as to compute them. */
+    if (s != from && e->o.n_pool == 0 && n_share < MIN_GAIN) n_share = 0;
     bool ok = settle_slot(e, s, from, n_share, j);
     size_t stored = ok ? stored_of(e, j, &s->lease) : 0;
     s->n_noted = 0;
@@ -332,7 +358,7 @@ static void start_jobs(engine *e)
         job *j = *at;
         slot *to, *from;
         size_t n_share, busy, idle, need = e->o.n_pool ? j->n_tokens + j->max_tokens : 0;
-        bool start = oldest_free(e, NULL) != NULL;
+        bool start = best_free(e, NULL) != NULL;
         if (start && must_wait(e, j)) {
             if (!j->waited) metric_add(j->tenant, METRIC_PREFIX_WAITS, 1);
             j->waited = true;
@@ -407,6 +433,14 @@ static void feed_noted(engine *e, slot *s)
     s->n_noted = 0;
 }
 
+/* Others may look at the slot before the prompt is through. */
+static void note_partial(const engine *e, slot *s)
+{
+    imp_llama_report r;
+    if (!e->uses_store || imp_llama_get_report(e->ctx, s->id, &r) < 0) return;
+    s->partial = s->partial || r.way == IMP_LLAMA_WAY_PARTIAL;
+}
+
 /* The prompt's first output is there. */
 static void take_report(engine *e, slot *s)
 {
@@ -466,6 +500,7 @@ static void take_output(engine *e, slot *s)
     take_share(e, s);
     imp_lease_release(s->lease);
     s->lease = NULL;
+    if (s->state == SLOT_PROMPT) note_partial(e, s);
     if (s->output < 0) return;
     const float *logits = imp_llama_get_logits_ith(e->ctx, s->output);
     if (!logits) {
@@ -497,7 +532,7 @@ static void compute(engine *e, slot **slots, size_t n, size_t n_prompt)
     }
     metric_add(METRIC_NOBODY, METRIC_STEPS, 1);
     int32_t rc = imp_llama_decode(e->ctx, e->batch);
-    while (rc == 1 && drop_oldest(e, NULL)) rc = imp_llama_decode(e->ctx, e->batch);
+    while (rc == 1 && e->o.n_pool && drop_oldest(e, NULL)) rc = imp_llama_decode(e->ctx, e->batch);
     if (rc == 0) {
         for (size_t i = 0; i < n; i++) take_output(e, slots[i]);
         return;
@@ -534,7 +569,7 @@ static size_t slice_tokens(const engine *e, const slot *s, size_t n_others)
     /* With nobody to be held up a new request would be: but it must wait for less than that anyway. */
     double budget = (double)e->o.slice_ns * (n_others ? 1 : 4);
     if (e->slice_token_ns > 0) n = (size_t)(budget / e->slice_token_ns);
-    if (n < LEAST_SLICE) n = LEAST_SLICE;
+    if (n < LEAST_SLICE + mixes(e)) n = LEAST_SLICE + mixes(e);
     if (left < n + LEAST_SLICE / 2) n = left; /* no tiny rest */
     if (n > left) n = left;
     return n < most ? n : most;
@@ -603,7 +638,7 @@ static void show(const engine *e)
     size_t busy = 0, tokens = 0;
     for (size_t i = 0; i < e->o.n_slots; i++) {
         busy += e->slots[i].state != SLOT_FREE;
-        tokens += e->slots[i].n;
+        tokens += e->slots[i].lease ? 0 : e->slots[i].n; /* noted ones aren't in cells */
     }
     metric_set(METRIC_SLOTS, e->o.n_slots);
     metric_set(METRIC_SLOTS_BUSY, busy);

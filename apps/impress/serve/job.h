@@ -65,6 +65,8 @@ typedef struct job {
     job_logprob *held_first, *held_last; /* of tokens whose text is held back */
     imp_space *space; /* of its salt; NULL: no store, or not opened yet */
     bool looked_ahead, waited;
+    size_t stored;         /* tokens that the store had of it when it was asked last, while it waited */
+    uint64_t stored_ns;
     bool was_ahead;        /* its prefix was read ahead */
 
     /* ahead.c's, under its lock. */

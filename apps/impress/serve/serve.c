@@ -169,6 +169,9 @@ static int open_engine(server *v)
     size_t n_pool = s->n_pool;
     if (n_pool && n_pool < n_ctx)
         return app_fail("%s %zu is less than one request's context of %zu", opt_said("cells"), n_pool, n_ctx);
+    if (n_pool > UINT32_MAX || n_ctx * s->n_slots > UINT32_MAX)
+        return app_fail("%zu slots of %zu tokens, or %s %zu, are more than llama.cpp counts",
+                        (size_t)s->n_slots, n_ctx, opt_said("cells"), n_pool);
     v->api.n_ctx = n_ctx;
     imp_llama_request request;
     imp_llama_request_init(&request);
