@@ -144,7 +144,7 @@ class Server:
         """Send a request and return the socket, without waiting for anything."""
         body = json.dumps(body)
         s = socket.create_connection(("127.0.0.1", self.port), timeout=600)
-        s.sendall(("POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (path, len(body), body)).encode())
+        s.sendall(("POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (path, len(body), body)).encode())
         return s
 
     def metrics(self, key=None):

@@ -118,6 +118,19 @@ refused(405, s.get("/v1/completions"), "method")
 ok(s.get("/v1/completions").headers["allow"] == "POST", "405 says what is allowed")
 refused(413, s.post("/v1/completions", "x" * (17 << 20)), "longer than")
 refused(403, s.post("/v1/completions", {"prompt": "x"}, headers={"Origin": "http://evil.example"}), "key")
+# A page whose name was made to lead here: the browser takes the server for the page's own.
+def named(host, path="/health", server=s, method="GET", **headers):
+    body = {"prompt": "x", "max_tokens": 1} if method == "POST" else None
+    return server.request(method, path, body, dict(headers, Host=host))
+
+for host in ("localhost", "LocalHost:%d" % s.port, "127.0.0.1", "127.0.0.1:%d" % s.port, "127.8.9.10:1", "[::1]", "[::1]:%d" % s.port):
+    ok(named(host).status == 200, host)
+    ok(named(host, "/v1/completions", method="POST", Origin="http://" + host).status == 200, host)
+for host in ("evil.example", "evil.example:%d" % s.port, "127.evil.example", "localhost.evil.example:80", "127.0.0.1.evil.example",
+             "128.0.0.1", "0.0.0.0", "[::2]", "[::1", "[::1].evil.example", "x" * 5000):
+    refused(403, named(host), "key")
+    refused(403, named(host, "/v1/completions", method="POST", Origin="http://" + host), "key")
+ok(named("evil.example", "/metrics").status == 403 and named("evil.example", "/ui").status == 403, "all that can be read")
 r = s.complete("x", 1)
 ok(s.request("GET", "/health", headers={"X-Request-Id": "mine-1"}).headers["x-request-id"] == "mine-1", "ids")
 ok(s.request("GET", "/health", headers={"X-Request-Id": "a b"}).headers["x-request-id"].startswith("req-"), "bad ids")
@@ -154,21 +167,22 @@ def raw(data, half=False):
 
 
 def post_raw(body, headers=b""):
-    return raw(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%s\r\n%s" % (len(body), headers, body))
+    return raw(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n%s\r\n%s" % (len(body), headers, body))
 
 
 for name, data in (("not HTTP", b"\x16\x03\x01\x02\x00garbage\r\n\r\n"), ("no version", b"GET /health\r\n\r\n"),
                    ("no such version", b"GET /health HTTP/9.9\r\n\r\n"), ("headers without end", b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 50000),
-                   ("a huge header", b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"b" * 200000 + b"\r\n\r\n"),
-                   ("a negative length", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n"),
-                   ("an absurd length", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n"),
-                   ("a length beyond all bounds", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999\r\n\r\n"),
-                   ("broken chunks", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nx\r\n"),
-                   ("a NUL", b"GET /he\x00alth HTTP/1.1\r\nHost: x\r\n\r\n")):
+                   ("a huge header", b"GET / HTTP/1.1\r\nHost: localhost\r\nA: " + b"b" * 200000 + b"\r\n\r\n"),
+                   ("a negative length", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n"),
+                   ("an absurd length", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999999999\r\n\r\n"),
+                   ("a length beyond all bounds", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999999\r\n\r\n"),
+                   ("broken chunks", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nx\r\n"),
+                   ("a NUL", b"GET /he\x00alth HTTP/1.1\r\nHost: localhost\r\n\r\n")):
     reply = raw(data, half=True)
     ok(not reply or re.match(r"HTTP/1\.[01] [45]\d\d ", reply), (name, reply[:200]))
-ok(" 413 " in raw(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999\r\n\r\n").split("\r\n")[0], "413")
-chunks = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+ok(" 413 " in raw(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999999\r\n\r\n").split("\r\n")[0], "413")
+chunks = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+ok(" 200 " in raw(b"GET /health HTTP/1.0\r\n\r\n").split("\r\n")[0], "no name at all")
 ok(" 200 " in raw(chunks + b'1d\r\n{"prompt":"x","max_tokens":1}\r\n0\r\n\r\n').split("\r\n")[0], "a body in chunks")
 many = (b"100000\r\n" + b"x" * (1 << 20) + b"\r\n") * 17 + b"0\r\n\r\n"
 ok(" 413 " in raw(chunks + many).split("\r\n")[0], "more chunks than are taken")
@@ -183,7 +197,7 @@ ok(" 415 " not in post_raw(b'{"prompt":"x","max_tokens":1}', b"Content-Type: tex
 seed = int(os.environ.get("IMP_TEST_SEED", random.randrange(1 << 30)))
 dice = random.Random(seed)
 whole = b'{"prompt":"x","max_tokens":1,"seed":100}'
-whole = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(whole), whole)
+whole = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(whole), whole)
 for i in range(150):
     data = bytearray(whole)
     for _ in range(dice.randint(1, 4)):

@@ -40,8 +40,8 @@ s = Server("--slots", "4", "--ctx-size", "2048", "--system", "as", "--timeout", 
 
 # Meanwhile ones that never finish a request: silent ones, and such that send a byte now and then, or only half. All are cut off.
 DAWDLERS = {"says nothing": b"", "stops in the head": b"POST /v1/compl", "stops in the body": b"POST /v1/completions HTTP/1.1\r\n"
-            b"Host: x\r\nContent-Length: 1000\r\n\r\n{", "drips its head": b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nA: ",
-            "drips its body": b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"}
+            b"Host: localhost\r\nContent-Length: 1000\r\n\r\n{", "drips its head": b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nA: ",
+            "drips its body": b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{"}
 
 
 def dawdle(name):

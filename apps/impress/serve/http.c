@@ -254,12 +254,43 @@ static const http_route *find_route(const http *h, const char *method, const cha
     return NULL;
 }
 
-/* A web page that a browser shows may send requests to this server, though it can't read the answers. None has to. */
+/* Whether a name, or an address, is this machine's for itself. */
+static bool is_loopback(const char *name)
+{
+    struct in_addr four;
+    struct in6_addr six;
+    if (inet_pton(AF_INET, name, &four) == 1) return ntohl(four.s_addr) >> 24 == 127;
+    if (inet_pton(AF_INET6, name, &six) == 1) return IN6_IS_ADDR_LOOPBACK(&six);
+    return !strcasecmp(name, "localhost");
+}
+
+/* The name out of a header `Host`: NAME, NAME:PORT, [ADDRESS]:PORT. False: none that could be known. */
+static bool host_name(const char *host, char *name, size_t room)
+{
+    bool six = *host == '[';
+    size_t n = strcspn(host += six, six ? "]" : ":");
+    const char *behind = host + n + six;
+    if (n >= room || (six && host[n] != ']') || (*behind && *behind != ':')) return false;
+    memcpy(name, host, n);
+    name[n] = '\0';
+    return true;
+}
+
+/* A web page that a browser shows may send requests to this server, though it can't read the answers. None has to. Where
+ * the page's own name was made to lead to this machine, the browser takes the server for the page's: then only the name
+ * tells that it came by, and a server that listens to this machine alone knows by which names it is called. */
 static bool is_foreign_page(const exchange *x)
 {
+    const http_opts *o = &x->http->o;
     const char *origin = MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Origin");
     const char *host = MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Host");
-    if (!origin || key_ring_size(x->http->o.keys) > 0) return false;
+    char name[256];
+    if (key_ring_size(o->keys) > 0) return false;
+    if (host && is_loopback(o->host)) {
+        bool known = host_name(host, name, sizeof name) && (is_loopback(name) || !strcasecmp(name, o->host));
+        if (!known) return true;
+    }
+    if (!origin) return false;
     const char *at = strstr(origin, "://");
     return !at || !host || strcmp(at + 3, host);
 }
@@ -325,7 +356,8 @@ static bool check(exchange *x)
         return false;
     }
     if (is_foreign_page(x)) {
-        reply_error(&x->reply, 403, "foreign_origin", "requests from other sites' pages need an API key");
+        reply_error(&x->reply, 403, "foreign_origin",
+                    "requests from other sites' pages, or by another name than localhost, need an API key");
         return false;
     }
     return true;
