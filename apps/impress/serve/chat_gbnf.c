@@ -1,6 +1,7 @@
 #include "chat_gbnf.h"
 
 #include <jansson.h>
+#include <limits.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,25 +21,22 @@ enum {
 static const char not_gbnf[] = "isn't GBNF with a rule `root`", no_memory[] = "is too large for this server's memory",
                   too_large[] = "repeats too much", left_recursive[] = "is left recursive";
 
-/* CHAR: anything that takes in a character or a token. */
-typedef enum gbnf_kind { END, ALT, REF, CHAR } gbnf_kind;
-
-typedef struct element {
-    uint32_t kind, rule; /* of a REF */
-} element;
-
 typedef struct elements {
-    element *items;
+    gbnf_element *items;
     size_t n, room;
 } elements;
 
 typedef struct gbnf_rule {
-    element *items; /* [n], NULL: not defined. Ends with END */
+    gbnf_element *items; /* [n], NULL: not defined. Ends with GBNF_END */
     size_t n;
 } gbnf_rule;
 
 typedef struct reader {
     const char *at;
+    const struct llama_vocab *vocab; /* NULL: which tokens are meant isn't asked */
+    gbnf_class *classes;
+    gbnf_range *ranges;
+    size_t n_classes, classes_room, n_ranges, ranges_room;
     gbnf_rule *rules;
     size_t n_rules, rules_room; /* as many as names and generated ones */
     json_t *names;              /* of those that have one: their numbers */
@@ -85,16 +83,16 @@ static void skip_space(reader *r, bool newlines)
     }
 }
 
-static bool push(reader *r, elements *e, gbnf_kind kind, uint32_t number)
+static bool push(reader *r, elements *e, gbnf_kind kind, uint32_t value)
 {
     if (e->n == e->room) {
         size_t room = 2 * e->room + 8;
-        element *grown = realloc(e->items, room * sizeof *grown);
+        gbnf_element *grown = realloc(e->items, room * sizeof *grown);
         if (!grown) return fails(r, no_memory);
         e->items = grown;
         e->room = room;
     }
-    e->items[e->n++] = (element){kind, number};
+    e->items[e->n++] = (gbnf_element){kind, value};
     return spend(r, ELEMENT_BYTES);
 }
 
@@ -102,7 +100,7 @@ static bool push(reader *r, elements *e, gbnf_kind kind, uint32_t number)
 static bool push_again(reader *r, elements *to, const elements *from, size_t begin, size_t end)
 {
     for (size_t i = begin; i < end; i++) {
-        if (!push(r, to, from->items[i].kind, from->items[i].rule)) return false;
+        if (!push(r, to, from->items[i].kind, from->items[i].value)) return false;
     }
     return true;
 }
@@ -125,7 +123,7 @@ static bool new_rule(reader *r, size_t n_name, uint32_t *number)
 /* The last definition counts. */
 static bool define(reader *r, uint32_t number, elements *e)
 {
-    if (!push(r, e, END, 0)) return false;
+    if (!push(r, e, GBNF_END, 0)) return false;
     free(r->rules[number].items);
     r->rules[number] = (gbnf_rule){e->items, e->n};
     *e = (elements){0};
@@ -153,65 +151,112 @@ static bool read_name(reader *r, uint32_t *number, size_t *n_name)
     return ok;
 }
 
-static bool read_digits(reader *r, int n)
+static bool read_digits(reader *r, int n, uint32_t *c)
 {
+    static const char digits[] = "0123456789abcdef0123456789ABCDEF";
+    *c = 0;
     for (r->at += 2; n > 0; n--, r->at++) {
-        if (!*r->at || !strchr("0123456789abcdefABCDEF", *r->at)) return fails(r, not_gbnf);
+        const char *digit = *r->at ? strchr(digits, *r->at) : NULL;
+        if (!digit) return fails(r, not_gbnf);
+        *c = 16 * *c + (uint32_t)(digit - digits) % 16;
     }
     return true;
 }
 
 /* A character of a literal or a class. */
-static bool read_char(reader *r)
+static bool read_char(reader *r, uint32_t *c)
 {
-    const char *s = r->at;
+    static const char escapes[] = "trn\\\"[]-", meant[] = "\t\r\n\\\"[]-";
+    const unsigned char *s = (const unsigned char *)r->at;
     if (*s == '\0') return fails(r, not_gbnf);
     if (*s == '\\') {
-        if (s[1] == 'x') return read_digits(r, 2);
-        if (s[1] == 'u') return read_digits(r, 4);
-        if (s[1] == 'U') return read_digits(r, 8);
-        if (s[1] == '\0' || !strchr("trn\\\"[]-", s[1])) return fails(r, not_gbnf);
+        if (s[1] == 'x') return read_digits(r, 2, c);
+        if (s[1] == 'u') return read_digits(r, 4, c);
+        if (s[1] == 'U') return read_digits(r, 8, c);
+        const char *escape = s[1] ? strchr(escapes, s[1]) : NULL;
+        if (!escape) return fails(r, not_gbnf);
+        *c = (unsigned char)meant[escape - escapes];
         r->at += 2;
         return true;
     }
-    size_t n = (unsigned char)*s < 0xc0 ? 1 : (unsigned char)*s < 0xe0 ? 2 : (unsigned char)*s < 0xf0 ? 3 : 4;
-    for (r->at++; n > 1 && *r->at; n--) r->at++;
+    size_t n = *s < 0xc0 ? 1 : *s < 0xe0 ? 2 : *s < 0xf0 ? 3 : 4;
+    *c = n == 1 ? *s & 0x7fu : *s & (0xffu >> (n + 1));
+    for (r->at++; n > 1 && *r->at; n--) *c = *c << 6 | (*r->at++ & 0x3f);
     return true;
 }
 
 static bool read_literal(reader *r, elements *e)
 {
+    uint32_t c;
     for (r->at++; *r->at != '"';) {
-        if (!read_char(r) || !push(r, e, CHAR, 0)) return false;
+        if (!read_char(r, &c) || !push(r, e, GBNF_CHAR, c)) return false;
     }
     r->at++;
     return true;
 }
 
+static bool push_range(reader *r, uint32_t low, uint32_t high)
+{
+    if (r->n_ranges == r->ranges_room) {
+        size_t room = 2 * r->ranges_room + 16;
+        gbnf_range *grown = realloc(r->ranges, room * sizeof *grown);
+        if (!grown) return fails(r, no_memory);
+        r->ranges = grown;
+        r->ranges_room = room;
+    }
+    r->ranges[r->n_ranges++] = (gbnf_range){low, high};
+    return spend(r, ELEMENT_BYTES);
+}
+
+/* One of nothing, as [] and [^] are, adds nothing. */
 static bool read_class(reader *r, elements *e)
 {
-    bool begun = false;
-    r->at += r->at[1] == '^' ? 2 : 1;
+    gbnf_class c = {.first = (uint32_t)r->n_ranges, .negated = r->at[1] == '^'};
+    r->at += c.negated ? 2 : 1;
     while (*r->at != ']') {
-        if (!read_char(r)) return false;
+        uint32_t low, high;
+        if (!read_char(r, &low)) return false;
+        high = low;
         if (*r->at == '-' && r->at[1] != ']') {
             r->at++;
-            if (!read_char(r) || !spend(r, ELEMENT_BYTES)) return false;
+            if (!read_char(r, &high)) return false;
         }
-        if (begun ? !spend(r, ELEMENT_BYTES) : !push(r, e, CHAR, 0)) return false;
-        begun = true;
+        if (!push_range(r, low, high)) return false;
+        for (uint32_t k = low; k <= high && k < 128; k++) c.ascii[k / 64] |= (uint64_t)1 << k % 64;
     }
     r->at++;
-    return true;
+    c.n = (uint32_t)r->n_ranges - c.first;
+    if (c.n == 0) return true;
+    if (c.negated) c.ascii[0] = ~c.ascii[0], c.ascii[1] = ~c.ascii[1];
+    if (r->n_classes == r->classes_room) {
+        size_t room = 2 * r->classes_room + 16;
+        gbnf_class *grown = realloc(r->classes, room * sizeof *grown);
+        if (!grown) return fails(r, no_memory);
+        r->classes = grown;
+        r->classes_room = room;
+    }
+    r->classes[r->n_classes++] = c;
+    return push(r, e, GBNF_CLASS, (uint32_t)r->n_classes - 1);
 }
 
+/* <[NUMBER]>, or <TEXT> of which the brackets are a part. */
 static bool read_token(reader *r, elements *e)
 {
-    r->at += *r->at == '!';
-    const char *end = *r->at == '<' ? strchr(r->at, '>') : NULL;
+    bool other = *r->at == '!';
+    r->at += other;
+    const char *begin = r->at, *end = *begin == '<' ? strchr(begin, '>') : NULL;
     if (!end) return fails(r, not_gbnf);
     r->at = end + 1;
-    return push(r, e, CHAR, 0);
+    llama_token token[2] = {LLAMA_TOKEN_NULL};
+    if (begin[1] == '[') {
+        char *behind;
+        unsigned long number = is_digit(begin[2]) ? strtoul(begin + 2, &behind, 10) : ULONG_MAX;
+        if (number > INT32_MAX || behind[0] != ']' || behind + 1 != end) return fails(r, not_gbnf);
+        token[0] = (llama_token)number;
+    } else if (r->vocab && llama_tokenize(r->vocab, begin, (int32_t)(r->at - begin), token, 2, false, true) != 1) {
+        return fails(r, not_gbnf);
+    }
+    return push(r, e, other ? GBNF_NO_TOKEN : GBNF_TOKEN, (uint32_t)token[0]);
 }
 
 /* A number of repetitions; more than are kept: as many and one. */
@@ -265,12 +310,12 @@ static bool repeat(reader *r, elements *e, size_t last, size_t n_name, size_t le
     for (size_t i = 0; ok && i < n_optional; i++) {
         elements optional = {0};
         ok = new_rule(r, n_name, &number) && push_again(r, &optional, &once, 0, once.n) &&
-             (!(i > 0 || endless) || push(r, &optional, REF, endless ? number : before)) &&
-             push(r, &optional, ALT, 0) && define(r, number, &optional);
+             (!(i > 0 || endless) || push(r, &optional, GBNF_RULE, endless ? number : before)) &&
+             push(r, &optional, GBNF_ALT, 0) && define(r, number, &optional);
         free(optional.items);
         before = number;
     }
-    if (ok && n_optional > 0) ok = push(r, e, REF, number);
+    if (ok && n_optional > 0) ok = push(r, e, GBNF_RULE, number);
     free(once.items);
     return ok;
 }
@@ -286,7 +331,7 @@ static bool read_group(reader *r, elements *e, size_t n_name)
     if (!new_rule(r, n_name, &number) || !read_alternatives(r, number, n_name, true)) return false;
     if (*r->at++ != ')') return fails(r, not_gbnf);
     r->depth--;
-    return push(r, e, REF, number);
+    return push(r, e, GBNF_RULE, number);
 }
 
 static bool read_sequence(reader *r, elements *e, size_t n_name, bool nested)
@@ -303,10 +348,10 @@ static bool read_sequence(reader *r, elements *e, size_t n_name, bool nested)
         else if (c == '(') ok = read_group(r, e, n_name);
         else if (is_word(c)) {
             uint32_t number;
-            ok = read_name(r, &number, NULL) && push(r, e, REF, number);
+            ok = read_name(r, &number, NULL) && push(r, e, GBNF_RULE, number);
         } else if (c == '.') {
             r->at++;
-            ok = push(r, e, CHAR, 0);
+            ok = push(r, e, GBNF_ANY, 0);
         } else if (c == '{') ok = read_braces(r, nested, &least, &most);
         else if (repeats) r->at++;
         else return true;
@@ -323,7 +368,7 @@ static bool read_alternatives(reader *r, uint32_t number, size_t n_name, bool ne
     while (ok && *r->at == '|') {
         r->at++;
         skip_space(r, true);
-        ok = push(r, &e, ALT, 0) && read_sequence(r, &e, n_name, nested);
+        ok = push(r, &e, GBNF_ALT, 0) && read_sequence(r, &e, n_name, nested);
     }
     ok = ok && define(r, number, &e);
     free(e.items);
@@ -364,14 +409,16 @@ static void reader_free(reader *r)
 {
     for (size_t i = 0; i < r->n_rules; i++) free(r->rules[i].items);
     free(r->rules);
+    free(r->classes);
+    free(r->ranges);
     json_decref(r->names);
 }
 
 /* ---- which rules may come to nothing ---- */
 
-static bool is_end(element e)
+static bool is_end(gbnf_element e)
 {
-    return e.kind == END || e.kind == ALT;
+    return e.kind == GBNF_END || e.kind == GBNF_ALT;
 }
 
 /* Those that have an empty alternative. */
@@ -387,7 +434,7 @@ static void find_plainly_empty(const reader *r, bool *empty)
 
 /* All: each alternative that is of rules only waits for the first of them that isn't known to be empty. */
 typedef struct waiting {
-    uint32_t rule, at; /* of the alternative: its rule, and the element */
+    uint32_t rule, at; /* of the alternative: its rule, and the gbnf_element */
     uint32_t next;     /* that waits for the same; 0: none */
 } waiting;
 
@@ -410,11 +457,11 @@ static bool find_empty(const reader *r, bool *empty)
     }
     while (ok && n_todo > 0) {
         uint32_t me = todo[--n_todo];
-        const element *e = &r->rules[w[me].rule].items[w[me].at];
-        while (e->kind == REF && empty[e->rule]) e++, w[me].at++;
-        if (e->kind == REF) {
-            w[me].next = first[e->rule];
-            first[e->rule] = me;
+        const gbnf_element *e = &r->rules[w[me].rule].items[w[me].at];
+        while (e->kind == GBNF_RULE && empty[e->value]) e++, w[me].at++;
+        if (e->kind == GBNF_RULE) {
+            w[me].next = first[e->value];
+            first[e->value] = me;
         } else if (is_end(*e) && !empty[w[me].rule]) {
             empty[w[me].rule] = true;
             for (uint32_t other = first[w[me].rule]; other; other = w[other].next) todo[n_todo++] = other;
@@ -491,18 +538,18 @@ static bool finish(walk *w, uint32_t top, bool strict)
         bool leading = true;
         work = plus(work, u->n);
         for (size_t k = 0; k < u->n; k++) {
-            const element e = u->items[k];
+            const gbnf_element e = u->items[k];
             if (is_end(e)) {
                 value = plus(value, 1);
-            } else if (leading && e.kind == REF) {
-                bool inside = !w->finished[e.rule];
+            } else if (leading && e.kind == GBNF_RULE) {
+                bool inside = !w->finished[e.value];
                 if (inside && (strict || !is_end(u->items[k + 1]))) return false;
                 if (!inside) {
-                    value = plus(value, w->value[e.rule]);
-                    work = plus(work, w->work[e.rule]);
+                    value = plus(value, w->value[e.value]);
+                    work = plus(work, w->work[e.value]);
                 }
             }
-            leading = is_end(e) || (leading && e.kind == REF && w->empty[e.rule]);
+            leading = is_end(e) || (leading && e.kind == GBNF_RULE && w->empty[e.value]);
         }
     }
     for (size_t i = from; i < w->n_open; i++) {
@@ -531,12 +578,12 @@ static bool walk_from(walk *w, uint32_t start, bool strict)
             if (w->low[rule] == w->order[rule] && !finish(w, rule, strict)) return false;
             continue;
         }
-        const element e = u->items[v->at++];
-        bool follow = v->leading && e.kind == REF;
-        v->leading = is_end(e) || (follow && w->empty[e.rule]);
-        if (!follow || w->finished[e.rule]) continue;
-        if (w->order[e.rule] == 0) enter(w, e.rule);
-        else if (w->order[e.rule] < w->low[v->rule]) w->low[v->rule] = w->order[e.rule];
+        const gbnf_element e = u->items[v->at++];
+        bool follow = v->leading && e.kind == GBNF_RULE;
+        v->leading = is_end(e) || (follow && w->empty[e.value]);
+        if (!follow || w->finished[e.value]) continue;
+        if (w->order[e.value] == 0) enter(w, e.value);
+        else if (w->order[e.value] < w->low[v->rule]) w->low[v->rule] = w->order[e.value];
     }
     return true;
 }
@@ -558,10 +605,10 @@ static size_t most_ways(const walk *w)
         size_t run = 0;
         if (w->value[i] > most) most = w->value[i];
         for (size_t k = 0; k < u->n; k++) {
-            const element e = u->items[k];
-            run = e.kind == REF ? plus(run, w->value[e.rule]) : 0;
+            const gbnf_element e = u->items[k];
+            run = e.kind == GBNF_RULE ? plus(run, w->value[e.value]) : 0;
             if (run > most) most = run;
-            if (e.kind == REF && !w->empty[e.rule]) run = 0;
+            if (e.kind == GBNF_RULE && !w->empty[e.value]) run = 0;
         }
     }
     return most;
@@ -598,13 +645,72 @@ out:
     return fault;
 }
 
-const char *chat_gbnf_fault(const char *text, bool exact, chat_gbnf_cost *cost)
+/* ---- the whole ---- */
+
+/* All rules one behind the other. */
+static gbnf *flattened(reader *r)
+{
+    size_t n = 0, n_alternatives = 0;
+    for (size_t i = 0; i < r->n_rules; i++) {
+        n += r->rules[i].n;
+        for (size_t k = 0; k < r->rules[i].n; k++) n_alternatives += is_end(r->rules[i].items[k]);
+    }
+    gbnf *g = calloc(1, sizeof *g);
+    if (!g) return NULL;
+    g->n_rules = r->n_rules;
+    g->elements = malloc(n * sizeof *g->elements);
+    g->first = malloc((r->n_rules + 1) * sizeof *g->first);
+    g->starts = malloc(n_alternatives * sizeof *g->starts);
+    if (!g->elements || !g->first || !g->starts) {
+        chat_gbnf_free(g);
+        return NULL;
+    }
+    size_t at = 0, n_starts = 0;
+    for (size_t i = 0; i < r->n_rules; i++) {
+        const gbnf_rule *u = &r->rules[i];
+        g->first[i] = (uint32_t)n_starts;
+        for (size_t k = 0; k < u->n; k++) {
+            if (k == 0 || is_end(u->items[k - 1])) g->starts[n_starts++] = (uint32_t)(at + k);
+            g->elements[at + k] = u->items[k];
+        }
+        at += u->n;
+    }
+    g->first[r->n_rules] = (uint32_t)n_starts;
+    g->n_elements = at;
+    g->root = (uint32_t)json_integer_value(json_object_get(r->names, "root"));
+    g->classes = r->classes;
+    g->ranges = r->ranges;
+    r->classes = NULL;
+    r->ranges = NULL;
+    return g;
+}
+
+const char *chat_gbnf_read(const char *text, bool exact, const struct llama_vocab *vocab, gbnf **out,
+                           chat_gbnf_cost *cost)
 {
     chat_gbnf_cost here = {0};
-    reader r = {.at = text, .exact = exact};
+    reader r = {.at = text, .exact = exact, .vocab = vocab};
+    if (out) *out = NULL;
     if (read_all(&r)) r.fault = weigh(&r, &here);
     here.bytes = r.bytes;
     if (cost) *cost = here;
+    if (out && !r.fault && !(*out = flattened(&r))) r.fault = no_memory;
     reader_free(&r);
     return r.fault;
+}
+
+const char *chat_gbnf_fault(const char *text, bool exact, chat_gbnf_cost *cost)
+{
+    return chat_gbnf_read(text, exact, NULL, NULL, cost);
+}
+
+void chat_gbnf_free(gbnf *g)
+{
+    if (!g) return;
+    free(g->elements);
+    free(g->first);
+    free(g->starts);
+    free(g->classes);
+    free(g->ranges);
+    free(g);
 }

@@ -1,15 +1,17 @@
-/* chat_grammar.c: llama.cpp's grammar sampler, kept from what would end the process: it throws, or aborts, when it
- * takes in a token that doesn't fit, so each is asked for first.
+/* chat_grammar.c: the grammar of an answer, by chat_match.c, and when it begins.
  *
- * A lazy grammar, that of tool calls the model may make or not, lies idle until a trigger comes in the answer.
- * llama.cpp would search all of the answer again for each token, by std::regex, which takes stack for each byte. So
- * words are looked for here, in the end of the text, and the sampler gets to see the tokens from the one on that a word
- * begins in. Inside reasoning nothing is looked for: a model may think about calling a tool. */
+ * A lazy grammar, that of tool calls the model may make or not, lies idle until a trigger comes in the answer: words
+ * are looked for in the end of the text, and the matcher gets to see the tokens from there on. Inside reasoning nothing
+ * is looked for: a model may think about calling a tool.
+ *
+ * Some templates have patterns for triggers, std::regex's: then it is llama.cpp's own sampler that waits, and keeps the
+ * grammar. It throws, or aborts, when it takes in a token that doesn't fit, so each is asked for first. It searches all
+ * of the answer again for each token, which takes stack for each byte: after a while it is let go. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "chat_gbnf.h"
+#include "chat_match.h"
 #include "chat_mute.h"
 #include "chat_ways.h"
 
@@ -25,7 +27,10 @@ typedef struct held_token {
 
 struct chat_grammar {
     const chat_plan *p;
-    struct llama_sampler *sampler;
+    gbnf *grammar;
+    match_words *own_words; /* NULL: the plan has some */
+    matcher *matcher;
+    struct llama_sampler *sampler; /* instead of these, with patterns */
     bool waiting;   /* for a word. With patterns the sampler itself waits, and may be asked meanwhile */
     bool off;       /* nothing is constrained any more */
     bool thinking;  /* of a lazy one */
@@ -55,7 +60,8 @@ static char *escaped(const char *word)
     return out;
 }
 
-static struct llama_sampler *lazy_sampler(const chat_plan *p)
+/* Taken for one that waits for words as well, as the template wants both. NULL: it can't be made. */
+static struct llama_sampler *pattern_sampler(const chat_plan *p)
 {
     const chat_rendering *r = &p->r;
     size_t n = r->words.n + r->patterns.n, n_escaped = 0;
@@ -69,7 +75,9 @@ static struct llama_sampler *lazy_sampler(const chat_plan *p)
         patterns[n_escaped] = words[n_escaped];
     }
     for (size_t i = 0; i < r->patterns.n; i++) patterns[r->words.n + i] = r->patterns.items[i];
+    chat_mute(); /* llama.cpp prints a grammar that is none */
     s = llama_sampler_init_grammar_lazy_patterns(p->vocab, r->grammar, "root", patterns, n, NULL, 0);
+    chat_unmute();
 out:
     for (size_t i = 0; i < n_escaped; i++) free(words[i]);
     free(words);
@@ -121,21 +129,28 @@ int chat_grammar_new(const chat_plan *p, chat_grammar **out, oai_error *e)
     *out = NULL;
     const chat_rendering *r = &p->r;
     if (!r->grammar) return 0;
-    const char *fault = chat_gbnf_fault(r->grammar, p->own_grammar, NULL);
+    gbnf *grammar;
+    const char *fault = chat_gbnf_read(r->grammar, p->own_grammar, p->vocab, &grammar, NULL);
     if (fault)
         return oai_fail(e, 400, "invalid_grammar", p->own_grammar ? "grammar" : NULL,
                         p->own_grammar ? "the grammar %s" : "the grammar that tools or schema give %s", fault);
     chat_grammar *g = calloc(1, sizeof *g);
-    if (!g) return oai_fail(e, 500, NULL, NULL, "the server is out of memory");
+    if (!g) {
+        chat_gbnf_free(grammar);
+        return oai_fail(e, 500, NULL, NULL, "the server is out of memory");
+    }
     g->p = p;
+    g->grammar = grammar;
     g->waiting = r->lazy && r->patterns.n == 0;
-    chat_mute(); /* llama.cpp prints a grammar that is none */
-    g->sampler = r->lazy ? lazy_sampler(p) : llama_sampler_init_grammar(p->vocab, r->grammar, "root");
-    chat_unmute();
-    if (!g->sampler) {
-        oai_fail(e, 400, "invalid_grammar", p->own_grammar ? "grammar" : NULL,
-                 p->own_grammar ? "the grammar isn't GBNF with a rule `root`, or repeats too much"
-                                : "tools or schema are too large for a grammar");
+    if (r->lazy && r->patterns.n > 0) {
+        g->sampler = pattern_sampler(p);
+    } else {
+        if (!p->words) g->own_words = match_words_new(p->vocab);
+        if (p->words || g->own_words) g->matcher = matcher_new(grammar, p->words ? p->words : g->own_words);
+    }
+    if (!g->sampler && !g->matcher) {
+        if (g->waiting || !r->lazy) oai_fail(e, 500, NULL, NULL, "the server is out of memory");
+        else oai_fail(e, 400, "invalid_grammar", NULL, "tools are too large for a grammar");
         goto fail;
     }
     if (r->think_start && r->lazy) {
@@ -158,7 +173,10 @@ fail:
 void chat_grammar_free(chat_grammar *g)
 {
     if (!g) return;
-    llama_sampler_free(g->sampler);
+    if (g->sampler) llama_sampler_free(g->sampler);
+    matcher_free(g->matcher);
+    chat_gbnf_free(g->grammar);
+    match_words_free(g->own_words);
     free(g->tail);
     free(g->held);
     free(g);
@@ -186,6 +204,7 @@ bool chat_grammar_allows(chat_grammar *g, llama_token token)
 {
     if (idle(g)) return true;
     if (!begins(g, token)) return false;
+    if (g->matcher) return matcher_allows(g->matcher, token);
     llama_token_data one = {.id = token};
     llama_token_data_array all = {.data = &one, .size = 1, .selected = -1};
     llama_sampler_apply(g->sampler, &all);
@@ -195,7 +214,8 @@ bool chat_grammar_allows(chat_grammar *g, llama_token token)
 void chat_grammar_apply(chat_grammar *g, llama_token_data_array *candidates)
 {
     if (idle(g)) return;
-    llama_sampler_apply(g->sampler, candidates);
+    if (g->matcher) matcher_apply(g->matcher, candidates);
+    else llama_sampler_apply(g->sampler, candidates);
     for (size_t i = 0; i < candidates->size; i++) {
         if (!begins(g, candidates->data[i].id)) candidates->data[i].logit = -INFINITY;
     }
@@ -250,14 +270,13 @@ static bool hold(chat_grammar *g, llama_token token, const char *piece, size_t n
     return true;
 }
 
-/* The sampler sees the tokens from the trigger on, and is awake. An answer that goes on otherwise than the grammar
- * wants within the very token that the trigger ends in is no tool call: it is left alone. */
+/* The matcher sees the tokens from the trigger on, which begins in the first of them. An answer that goes on otherwise
+ * than the grammar wants within the very token that the trigger ends in is no tool call: it is left alone. */
 static void wake(chat_grammar *g)
 {
     g->waiting = false;
-    for (size_t i = 0; i < g->n_held && !g->off; i++) {
-        if (!g->p->way->accept(g->sampler, g->held[i].token)) g->off = true;
-    }
+    for (size_t i = 0; i < g->n_held && !g->off; i++)
+        g->off = !matcher_accept_end(g->matcher, g->held[i].token, i == 0 ? g->from : 0);
     g->n_held = g->n_tail = g->from = 0;
 }
 
@@ -309,7 +328,7 @@ bool chat_grammar_accept(chat_grammar *g, llama_token token)
 {
     if (g->off) return true;
     if (!g->p->r.lazy) {
-        if (!chat_grammar_allows(g, token) || !g->p->way->accept(g->sampler, token)) return false;
+        if (!begins(g, token) || !matcher_accept(g->matcher, token)) return false;
         if (g->answering) note_beginning(g, token);
         return true;
     }
@@ -325,6 +344,7 @@ bool chat_grammar_accept(chat_grammar *g, llama_token token)
         if (waited) return true; /* the sampler has it, or is not to see it */
     }
     if (thought || g->thinking) return true;
+    if (g->matcher) return matcher_accept(g->matcher, token);
     if (!chat_grammar_allows(g, token)) return false;
     if (!g->p->way->accept(g->sampler, token)) {
         /* A trigger with something behind it that isn't the grammar's, in one token; or a real mistake. */

@@ -1,11 +1,13 @@
 #include "chat_template.h"
 
 #include <jansson.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
+#include "chat_match.h"
 #include "chat_ways.h"
 
 enum {
@@ -104,6 +106,12 @@ typedef struct control {
     size_t n;
 } control;
 
+/* Made by the first request that wants a grammar. */
+typedef struct words_once {
+    pthread_mutex_t lock;
+    match_words *words;
+} words_once;
+
 struct chat_template {
     const chat_way *way;
     const struct llama_vocab *vocab;
@@ -112,6 +120,7 @@ struct chat_template {
     chat_capabilities capabilities;
     control *controls;  /* by first byte, and of those with the same the longer first */
     size_t n_controls;
+    words_once *words;
     size_t first[257]; /* controls that begin with byte c: [first[c], first[c + 1]) */
 };
 
@@ -155,7 +164,9 @@ int chat_template_open_way(const chat_way *way, const struct llama_model *model,
     if (!t) return oai_fail(e, 500, NULL, NULL, "out of memory");
     t->way = way;
     t->vocab = llama_model_get_vocab(model);
-    if (!find_controls(t)) {
+    t->words = calloc(1, sizeof *t->words);
+    if (t->words) pthread_mutex_init(&t->words->lock, NULL);
+    if (!t->words || !find_controls(t)) {
         oai_fail(e, 500, NULL, NULL, "out of memory");
         goto fail;
     }
@@ -194,6 +205,11 @@ void chat_template_close(chat_template *t)
 {
     if (!t) return;
     if (t->templates) t->way->close(t->templates);
+    if (t->words) {
+        match_words_free(t->words->words);
+        pthread_mutex_destroy(&t->words->lock);
+        free(t->words);
+    }
     free(t->controls);
     free(t);
 }
@@ -608,6 +624,17 @@ static bool find_shown(chat_plan *p)
     return true;
 }
 
+/* False: no memory. */
+static bool find_words(const chat_template *t, chat_plan *p)
+{
+    if (!p->r.grammar) return true;
+    pthread_mutex_lock(&t->words->lock);
+    if (!t->words->words) t->words->words = match_words_new(t->vocab);
+    p->words = t->words->words;
+    pthread_mutex_unlock(&t->words->lock);
+    return p->words != NULL;
+}
+
 int chat_plan_make(const chat_template *t, const oai_request *r, chat_plan **out, oai_error *e)
 {
     *out = NULL;
@@ -619,7 +646,7 @@ int chat_plan_make(const chat_template *t, const oai_request *r, chat_plan **out
     p->own_grammar = !r->chat || r->format == OAI_GRAMMAR;
     if ((r->chat ? plan_chat(t, r, p, e) : plan_completion(t, r, p, e)) != 0) goto fail;
 
-    bool ok = (r->n_prompt_tokens > 0 || add_bos(p)) && find_shown(p);
+    bool ok = (r->n_prompt_tokens > 0 || add_bos(p)) && find_shown(p) && find_words(t, p);
     for (size_t i = 0; ok && i < r->n_stops; i++) ok = chat_texts_add(&p->stops, r->stops[i]);
     for (size_t i = 0; ok && i < p->r.stops.n; i++) ok = chat_texts_add(&p->stops, p->r.stops.items[i]);
     /* A model without a template may not have ChatML's tokens either: the end of a turn then comes as text. */

@@ -41,7 +41,8 @@ chat_capabilities chat_template_capabilities(const chat_template *t);
 typedef struct chat_plan chat_plan; /* of one request */
 
 /* Work out a request of either endpoint (chat: the template is applied; completions: the text with special tokens
- * parsed, or the tokens as sent). The request may be freed afterwards. Returns 0, or -1 with *e. */
+ * parsed, or the tokens as sent). The request may be freed afterwards; the template must stay. Returns 0, or -1 with
+ * *e. */
 int chat_plan_make(const chat_template *t, const oai_request *r, chat_plan **out, oai_error *e);
 void chat_plan_free(chat_plan *p); /* NULL is allowed */
 

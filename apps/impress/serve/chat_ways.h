@@ -15,6 +15,8 @@ extern "C" {
 
 #include "chat_template.h" /* which is C alone */
 
+struct match_words;
+
 typedef struct chat_texts {
     char **items; /* [n], allocated each by itself */
     size_t n;
@@ -79,6 +81,7 @@ struct chat_plan {
     const struct llama_vocab *vocab;
     chat_rendering r;
     bool own_grammar; /* the grammar is the client's: the prefill is no part of it */
+    const struct match_words *words; /* of the vocabulary, for a grammar; NULL: it makes its own */
     llama_token *tokens; /* [n_tokens] */
     size_t n_tokens;
     chat_texts stops;
