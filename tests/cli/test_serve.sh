@@ -87,6 +87,19 @@ ok("".join(e["choices"][0]["text"] for e in events if e["choices"]) == r.text, e
 r = s.post("/v1/chat/completions", dict(messages=[{"role": "user", "content": "A colour?"}], max_tokens=20, grammar=grammar))
 ok(re.fullmatch(r"(red|green) [0-9]{2}", r.json["choices"][0]["message"]["content"]), r)
 ok(s.complete("x", 2, grammar="root ::= [").status == 400, "a grammar that is none")
+# Such as would never be done, and such as can be read in more ways with each character: neither keeps others waiting.
+empty = "".join('r%d ::= r%d r%d | ""\n' % (i, i + 1, i + 1) for i in range(1, 45)) + 'r45 ::= "a" | ""\nroot ::= "["? r1'
+r = s.complete("x", 2, grammar=empty)
+ok(r.status == 400 and "ways" in r.error["message"] and r.error["param"] == "grammar", r)
+for letter in ("[^e]", '"a"'):
+    r = s.complete("aaaa", 40, grammar='root ::= %s root "x" | %s root "y" | %s' % ((letter,) * 3))
+    ok(r.status == 200 and len(r.text) >= 40 / 2, r)
+tree = {"anyOf": [{"type": "object", "properties": {"l": {"$ref": "#/$defs/t"}, k: {"$ref": "#/$defs/t"}}, "required": ["l", k],
+                   "additionalProperties": False} for k in ("r", "s")] + [{"type": "integer"}]}
+wanted = {"type": "json_schema", "json_schema": {"name": "t", "schema": {"$defs": {"t": tree}, "$ref": "#/$defs/t"}}}
+if s.complete("x", 1, response_format=wanted).status == 200: # else this build has no schemas
+    r = s.complete("{\"l\": ", 60, response_format=wanted, logit_bias={str(i): -100 for i in [29, *range(32, 42)]})
+    ok(r.status == 200 and r.text.count("l") >= 8, r) # without digits and `-` it only gets deeper
 
 # Chat.
 r = s.post("/v1/chat/completions", dict(messages=[{"role": "user", "content": "Say hello."}], max_tokens=12, temperature=0))

@@ -27,6 +27,8 @@ BODIES = [
     b'{"messages":[{"role":"user","content":"Hi"}],"max_tokens":1,"response_format":{"type":"json_schema",'
     b'"json_schema":{"name":"n","schema":{"type":"object"}}}}',
     b'{"prompt":"x","max_tokens":1,"grammar":"root ::= \\"a\\"","impress":{"retention":0.5,"cache":"off"}}',
+    b'{"prompt":"x","max_tokens":8,"grammar":"root ::= [^z] root \\"x\\" | [^z] root \\"y\\" | [^z]"}',
+    b'{"prompt":"x","max_tokens":8,"grammar":"r1 ::= r2 r2 | \\"\\"\\nr2 ::= \\"a\\"? \\"b\\"?\\nroot ::= r1{0,99} root?"}',
     b'{"id":1}', b'{"text":"some words"}', b"[" * 3000, b'{"prompt":"\xff\xfe"}', b"", b"\x00" * 64,
 ]
 LINES = [
@@ -42,7 +44,7 @@ HEADERS = [
     b"X-Request-Id: abc", b"X-Request-Id: \x01\x02", b"Content-Type: application/json", b"Expect: 100-continue",
     b"Connection: close", b"Content-Length: 18446744073709551616", b"Content-Length: -1", b"Content-Length: 5",
     b"Transfer-Encoding: chunked", b"Transfer-Encoding: nonsense", b"Cookie: " + b"c" * 5000, b"no colon", b": no name",
-    b"Host: y", b" folded: x",
+    b"Host: evil.example", b" folded: x",
 ]
 
 
@@ -70,7 +72,7 @@ def make(r):
     body = r.choice(BODIES)
     if r.random() < 0.6:
         body = mutate(r, body)
-    headers = [b"Host: x"] if r.random() < 0.95 else []
+    headers = [b"Host: localhost"] if r.random() < 0.95 else []
     headers += r.sample(HEADERS, r.choice((0, 0, 1, 2, 4)))
     if r.random() < 0.3:
         headers.append(b"Authorization: Bearer " + KEY.encode())
