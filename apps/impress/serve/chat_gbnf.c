@@ -15,8 +15,9 @@ enum {
     MAX_WORK = 50000000,
     ELEMENT_BYTES = 16,        /* llama.cpp's 8, in two copies */
     RULE_BYTES = 224,          /* two vectors, and the node of a map that holds its name */
-    MANY = SIZE_MAX / 4
 };
+
+#define MANY (SIZE_MAX / 4)
 
 static const char not_gbnf[] = "isn't GBNF with a rule `root`", no_memory[] = "is too large for this server's memory",
                   too_large[] = "repeats too much", left_recursive[] = "is left recursive";

@@ -18,8 +18,9 @@ enum {
     MAX_WORK = 100000000,     /* ... for all: what would take more isn't allowed. Some tenths of a second */
     STEP_WORK = 8,            /* of a place that is looked at for what can be reached from it */
     MANY_CALLS = 1 << 16,     /* then those are left out that nothing leads to */
-    NONE = UINT32_MAX
 };
+
+#define NONE UINT32_MAX
 
 struct match_words {
     const struct llama_vocab *vocab;
