@@ -14,6 +14,7 @@ enum {
     MAX_SCHEMA_BYTES = 256 << 10,
     MAX_PATTERN_BYTES = 2048,
     MAX_PATTERN_DEPTH = 32, /* of parentheses; those who read them do it recursively */
+    MAX_OPTIONAL = 1000,    /* properties of an object, for which llama.cpp takes time by their third power: seconds */
     MAX_COUNT = 2000,       /* what llama.cpp's grammars can count; it takes more for endless */
     NONCE_BYTES = 12,
     INDEX_DIGITS = 6,
@@ -440,6 +441,39 @@ static const char *schema_fault(const json_t *v)
     return NULL;
 }
 
+/* Properties that `v` itself, or a part of which all must hold, lets be left out. */
+static size_t count_optional(const json_t *v)
+{
+    static const char *const parts[] = {"allOf", "anyOf", "oneOf"};
+    const json_t *properties = json_object_get(v, "properties"), *required = json_object_get(v, "required");
+    json_t *item, *names = json_object();
+    size_t i, n = json_object_size(properties);
+    json_array_foreach((json_t *)required, i, item) {
+        const char *name = json_string_value(item);
+        if (!names || !name || json_object_get(names, name) || !json_object_get(properties, name)) continue;
+        json_object_set_nocheck(names, name, item);
+        n--;
+    }
+    json_decref(names);
+    for (size_t k = 0; k < sizeof parts / sizeof parts[0]; k++) {
+        if (k > 0 && !json_object_get(v, "allOf")) break; /* by itself each is an object of its own */
+        json_array_foreach(json_object_get(v, parts[k]), i, item) n += count_optional(item);
+    }
+    return n;
+}
+
+/* What all objects take together: the sum of the third powers. */
+static double optional_work(const json_t *v)
+{
+    const char *key;
+    json_t *item;
+    size_t i;
+    double n = json_is_object(v) ? (double)count_optional(v) : 0, sum = n * n * n;
+    json_array_foreach((json_t *)v, i, item) sum += optional_work(item);
+    json_object_foreach((json_t *)v, key, item) sum += optional_work(item);
+    return sum;
+}
+
 static bool listed(const char *const *list, const char *name)
 {
     while (*list && strcmp(*list, name) != 0) list++;
@@ -507,12 +541,16 @@ static int check_kept(const chat_way *way, const json_t *v, oai_error *e)
     return 0;
 }
 
-static int check_schema(const chat_way *way, const char *text, bool strict, const char *param, oai_error *e)
+/* *work: of the schemas before it. */
+static int check_schema(const chat_way *way, const char *text, bool strict, const char *param, double *work,
+                        oai_error *e)
 {
     if (strlen(text) > MAX_SCHEMA_BYTES)
         return oai_fail(e, 400, "invalid_schema", param, "the JSON schema is larger than %d bytes", MAX_SCHEMA_BYTES);
     json_t *v = json_loads(text, 0, NULL);
     const char *fault = v ? schema_fault(v) : "it can't be read";
+    if (!fault && (*work += optional_work(v)) > (double)MAX_OPTIONAL * MAX_OPTIONAL * MAX_OPTIONAL)
+        fault = "too many properties may be left out";
     int rc = fault ? oai_fail(e, 400, "invalid_schema", param, "the JSON schema: %s", fault) : 0;
     if (rc == 0 && strict && way->schema) rc = check_kept(way, v, e);
     json_decref(v);
@@ -521,9 +559,10 @@ static int check_schema(const chat_way *way, const char *text, bool strict, cons
 
 static int check_schemas(const chat_way *way, const oai_request *r, oai_error *e)
 {
-    if (r->schema && check_schema(way, r->schema, r->strict, "response_format", e) != 0) return -1;
+    double work = 0;
+    if (r->schema && check_schema(way, r->schema, r->strict, "response_format", &work, e) != 0) return -1;
     for (size_t i = 0; r->tool_choice != OAI_TOOLS_NONE && i < r->n_tools; i++) {
-        if (check_schema(way, r->tools[i].parameters, false, "tools", e) != 0) return -1;
+        if (check_schema(way, r->tools[i].parameters, false, "tools", &work, e) != 0) return -1;
     }
     return 0;
 }

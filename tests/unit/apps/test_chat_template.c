@@ -411,6 +411,52 @@ static void test_offsets(void **unused)
 
 #define WITH(more) "{\"messages\":[{\"role\":\"user\",\"content\":\"Weather in Oslo?\"}]," more "}"
 
+/* A completion by a schema of `n_objects` objects of `n` properties each, of which `n_required` must be there. */
+static char *with_properties(int n, int n_required, int n_objects, const char *in)
+{
+    json_t *objects = json_array();
+    for (int k = 0; k < n_objects; k++) {
+        json_t *properties = json_object(), *required = json_array();
+        for (int i = 0; i < n; i++) {
+            char name[32];
+            snprintf(name, sizeof name, "p%d-%d", k, i);
+            json_object_set_new(properties, name, json_pack("{s:s}", "type", "integer"));
+            if (i < n_required) json_array_append_new(required, json_string(name));
+        }
+        json_array_append_new(objects, json_pack("{s:s, s:o, s:o}", "type", "object", "properties", properties,
+                                                 "required", required));
+    }
+    json_t *body = json_pack("{s:s, s:{s:s, s:{s:{s:o}}}}", "prompt", "a", "response_format", "type", "json_schema",
+                             "json_schema", "schema", in, objects);
+    assert_non_null(body);
+    char *text = json_dumps(body, 0);
+    json_decref(body);
+    return text;
+}
+
+/* llama.cpp's time goes with the third power of what may be left out: hours, for the longest schema that is taken. */
+static void test_many_properties(void **unused)
+{
+    (void)unused;
+    static const struct {
+        int n, n_required, n_objects;
+        const char *in;
+        bool ok;
+    } cases[] = {{300, 0, 1, "anyOf", true},    {3000, 2900, 1, "anyOf", true},  {1001, 0, 1, "anyOf", false},
+                 {8000, 10, 1, "anyOf", false}, {900, 0, 2, "anyOf", false},     {1, 0, 1500, "anyOf", true},
+                 {1, 0, 1001, "allOf", false},  {600, 0, 2, "allOf", false},     {60, 50, 10, "allOf", true}};
+    struct llama_model *m = make_model(plain_template, false);
+    chat_template *t = open_way(&chat_way_common, m, NULL);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char *body = with_properties(cases[i].n, cases[i].n_required, cases[i].n_objects, cases[i].in);
+        if (cases[i].ok) chat_plan_free(make_plan(t, false, body));
+        else refuse_plan(t, false, body, "may be left out");
+        free(body);
+    }
+    chat_template_close(t);
+    llama_model_free(m);
+}
+
 static void test_schema(void **unused)
 {
     (void)unused;
@@ -812,6 +858,7 @@ int main(void)
 #if IMPRESS_HAVE_LLAMA_COMMON
         cmocka_unit_test(test_arguments_stay_as_they_are),
         cmocka_unit_test(test_schema),
+        cmocka_unit_test(test_many_properties),
         cmocka_unit_test(test_odd_schemas),
         cmocka_unit_test(test_template_without_tools),
         cmocka_unit_test(test_tools),
