@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A server whose store can't be written: it answers as without one, names the fault in its log, /health and statistics,
-# and stores again by itself when it is over.
+# A server whose store can't be written, or one of its segments not be read: it answers as without one, names the fault in
+# its log, /health and statistics, and goes on by itself when it is over.
 . "$(dirname "$0")/lib.sh"
 need_model
 export tmp IMPRESS IMPRESS_MODEL
@@ -45,6 +45,30 @@ ok(s.get("/health").json == {"status": "ok"} and stats()["faults"] == [], s.get(
 ok(any("write works again" in w for w in warnings()), warnings())
 r = s.complete(one, 1)
 ok(r.status == 200 and r.cached > 100, r)
+ok(s.stop() == 0, "exit 0")
+
+# A segment that can't be opened: its prefix is computed, the other one is loaded, and then reading works again.
+s = Server("--slots", "1", "--ctx-size", "1024", store="faulty", env={"IMPRESS_ADMIN_KEY": key})
+segment = os.path.join(segments, sorted(os.listdir(segments))[0])
+os.rename(segment, segment + ".away")
+os.mkdir(segment)
+cold = []
+for prompt in (one, three):
+    r = s.complete(prompt, 4)
+    ok(r.status == 200 and r.usage["completion_tokens"] > 0, r)
+    h = s.get("/health")
+    faults = h.json.get("store_faults", [])
+    if r.cached < 100:
+        cold.append(prompt)
+        ok(h.status == 200 and h.json["status"] == "ok" and [f["what"] for f in faults] == ["read"], h)
+        ok(faults[0]["error"] and "segments" not in h.body, h)
+    else:
+        ok(faults == [], h)
+ok(len(cold) == 1, cold)
+os.rmdir(segment)
+os.rename(segment + ".away", segment)
+r = s.complete(three if cold[0] == one else one, 4)
+ok(r.status == 200 and r.cached > 100 and s.get("/health").json == {"status": "ok"}, (r, s.get("/health")))
 ok(s.stop() == 0, "exit 0")
 finish()
 PY
