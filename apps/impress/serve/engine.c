@@ -70,6 +70,7 @@ struct engine {
     size_t n_jobs;        /* handed in, not ended */
     unsigned retry_s;
     bool draining, cut, end, woken;
+    bool opened, failed; /* one of them, once it is known whether everything could be opened */
 };
 
 /* ------------------------------------------------------------------------------------------------- job's ends ---- */
@@ -653,9 +654,66 @@ static bool is_busy(const engine *e)
     return e->waiting != NULL;
 }
 
+static int open_context(engine *e)
+{
+    const struct llama_model *m = e->o.model;
+    if (llama_model_has_encoder(m) || !llama_model_has_decoder(m)) return app_fail("this model doesn't continue texts");
+    /* Cells behind a sliding window are given away: what is left of a sequence can't stand for its beginning. */
+    e->cuts = !llama_model_is_recurrent(m) && !llama_model_is_hybrid(m) && llama_model_n_swa(m) <= 0;
+    struct llama_context_params cp = e->o.context;
+    /* In a pool a common prefix takes its cells once, and each slot's attention passes over those of all. */
+    cp.kv_unified = e->o.n_pool > 0;
+    cp.n_ctx = (uint32_t)(e->o.n_pool ? e->o.n_pool : e->o.n_ctx * e->o.n_slots);
+    cp.n_seq_max = (uint32_t)e->o.n_slots;
+    imp_llama_params params;
+    imp_llama_params_init(&params);
+    params.store = e->o.store;
+    params.model_files = &e->o.model_path;
+    params.n_model_files = 1;
+    params.request = e->o.request;
+    params.widen_query = true;
+    if (imp_llama_init(e->o.model, cp, &params, &e->ctx) < 0) return app_fail("%s", imp_last_error());
+    if (e->o.store && app_model_unchanged(e->o.model_path)) return 1;
+    e->uses_store = e->o.store && imp_llama_get_fit(e->ctx, NULL) != IMP_LLAMA_FIT_NONE;
+    const char *why = "";
+    if (e->o.store && !e->uses_store) imp_llama_get_fit(e->ctx, &why);
+    snprintf(e->note, sizeof e->note, "%s", *why ? why : imp_llama_note(e->ctx, &e->o.request));
+    e->n_batch = llama_n_batch(imp_llama_context(e->ctx));
+    return 0;
+}
+
+static int open_parts(engine *e)
+{
+    const engine_opts *o = &e->o;
+    int rc = open_context(e);
+    if (rc) return rc;
+    e->slots = calloc(o->n_slots, sizeof *e->slots);
+    e->scratch = malloc((size_t)llama_vocab_n_tokens(e->vocab) * sizeof *e->scratch);
+    e->batch = llama_batch_init((int32_t)e->n_batch, 0, 1);
+    if (!e->slots || !e->scratch || !e->batch.token) return app_fail("out of memory");
+    for (size_t i = 0; i < o->n_slots; i++) {
+        e->slots[i].id = (llama_seq_id)i;
+        e->slots[i].tokens = malloc(o->n_ctx * sizeof *e->slots[i].tokens);
+        if (!e->slots[i].tokens) return app_fail("out of memory");
+    }
+    if (o->look_ahead_bytes && e->uses_store)
+        e->ahead = ahead_open((uint32_t)llama_model_n_layer(o->model), o->look_ahead_bytes);
+    show(e);
+    return 0;
+}
+
+/* The context is made here as well, since that computes something: OpenMP keeps a team of threads for each thread that
+ * computed, and where there are more of them than processors, none waits for the next piece of work without sleeping. */
 static void *run(void *user)
 {
     engine *e = user;
+    int rc = open_parts(e);
+    pthread_mutex_lock(&e->lock);
+    e->opened = rc == 0;
+    e->failed = rc != 0;
+    pthread_cond_broadcast(&e->wake);
+    pthread_mutex_unlock(&e->lock);
+    if (rc) return NULL;
     for (bool end = false; !end;) {
         bool busy = is_busy(e);
         if (!busy && e->unsaved) { /* a quiet moment: answers too go to the store */
@@ -760,34 +818,6 @@ static void engine_free(engine *e)
     free(e);
 }
 
-static int open_context(engine *e)
-{
-    const struct llama_model *m = e->o.model;
-    if (llama_model_has_encoder(m) || !llama_model_has_decoder(m)) return app_fail("this model doesn't continue texts");
-    /* Cells behind a sliding window are given away: what is left of a sequence can't stand for its beginning. */
-    e->cuts = !llama_model_is_recurrent(m) && !llama_model_is_hybrid(m) && llama_model_n_swa(m) <= 0;
-    struct llama_context_params cp = e->o.context;
-    /* In a pool a common prefix takes its cells once, and each slot's attention passes over those of all. */
-    cp.kv_unified = e->o.n_pool > 0;
-    cp.n_ctx = (uint32_t)(e->o.n_pool ? e->o.n_pool : e->o.n_ctx * e->o.n_slots);
-    cp.n_seq_max = (uint32_t)e->o.n_slots;
-    imp_llama_params params;
-    imp_llama_params_init(&params);
-    params.store = e->o.store;
-    params.model_files = &e->o.model_path;
-    params.n_model_files = 1;
-    params.request = e->o.request;
-    params.widen_query = true;
-    if (imp_llama_init(e->o.model, cp, &params, &e->ctx) < 0) return app_fail("%s", imp_last_error());
-    if (e->o.store && app_model_unchanged(e->o.model_path)) return 1;
-    e->uses_store = e->o.store && imp_llama_get_fit(e->ctx, NULL) != IMP_LLAMA_FIT_NONE;
-    const char *why = "";
-    if (e->o.store && !e->uses_store) imp_llama_get_fit(e->ctx, &why);
-    snprintf(e->note, sizeof e->note, "%s", *why ? why : imp_llama_note(e->ctx, &e->o.request));
-    e->n_batch = llama_n_batch(imp_llama_context(e->ctx));
-    return 0;
-}
-
 int engine_open(const engine_opts *opts, engine **out)
 {
     *out = NULL;
@@ -800,25 +830,18 @@ int engine_open(const engine_opts *opts, engine **out)
     e->retry_s = 1;
     pthread_mutex_init(&e->lock, NULL);
     pthread_cond_init(&e->wake, NULL);
-    int rc = open_context(e);
-    if (rc == 0) {
-        e->slots = calloc(opts->n_slots, sizeof *e->slots);
-        e->scratch = malloc((size_t)llama_vocab_n_tokens(e->vocab) * sizeof *e->scratch);
-        e->batch = llama_batch_init((int32_t)e->n_batch, 0, 1);
-        if (!e->slots || !e->scratch || !e->batch.token) rc = app_fail("out of memory");
-    }
-    for (size_t i = 0; rc == 0 && i < opts->n_slots; i++) {
-        e->slots[i].id = (llama_seq_id)i;
-        e->slots[i].tokens = malloc(opts->n_ctx * sizeof *e->slots[i].tokens);
-        if (!e->slots[i].tokens) rc = app_fail("out of memory");
-    }
-    if (rc == 0 && opts->look_ahead_bytes && e->uses_store)
-        e->ahead = ahead_open((uint32_t)llama_model_n_layer(opts->model), opts->look_ahead_bytes);
-    show(e);
-    if (rc == 0 && pthread_create(&e->thread, NULL, run, e) != 0) rc = app_fail("can't start a thread");
-    if (rc) {
+    if (pthread_create(&e->thread, NULL, run, e) != 0) {
         engine_free(e);
-        return rc;
+        return app_fail("can't start a thread");
+    }
+    pthread_mutex_lock(&e->lock);
+    while (!e->opened && !e->failed) pthread_cond_wait(&e->wake, &e->lock);
+    bool failed = e->failed;
+    pthread_mutex_unlock(&e->lock);
+    if (failed) {
+        pthread_join(e->thread, NULL);
+        engine_free(e);
+        return 1;
     }
     *out = e;
     return 0;
