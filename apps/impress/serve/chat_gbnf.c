@@ -417,18 +417,13 @@ static void reader_free(reader *r)
 
 /* ---- which rules may come to nothing ---- */
 
-static bool is_end(gbnf_element e)
-{
-    return e.kind == GBNF_END || e.kind == GBNF_ALT;
-}
-
 /* Those that have an empty alternative. */
 static void find_plainly_empty(const reader *r, bool *empty)
 {
     for (size_t i = 0; i < r->n_rules; i++) {
         const gbnf_rule *u = &r->rules[i];
         for (size_t k = 0; k < u->n; k++) {
-            if (is_end(u->items[k]) && (k == 0 || is_end(u->items[k - 1]))) empty[i] = true;
+            if (gbnf_is_end(u->items[k]) && (k == 0 || gbnf_is_end(u->items[k - 1]))) empty[i] = true;
         }
     }
 }
@@ -443,7 +438,7 @@ static bool find_empty(const reader *r, bool *empty)
 {
     size_t n_alternatives = 1, n_todo = 0;
     for (size_t i = 0; i < r->n_rules; i++) {
-        for (size_t k = 0; k < r->rules[i].n; k++) n_alternatives += is_end(r->rules[i].items[k]);
+        for (size_t k = 0; k < r->rules[i].n; k++) n_alternatives += gbnf_is_end(r->rules[i].items[k]);
     }
     waiting *w = calloc(n_alternatives, sizeof *w);
     uint32_t *first = calloc(r->n_rules, sizeof *first), *todo = calloc(n_alternatives, sizeof *todo);
@@ -451,7 +446,7 @@ static bool find_empty(const reader *r, bool *empty)
     size_t at = 1;
     for (size_t i = 0; ok && i < r->n_rules; i++) {
         for (size_t k = 0; k < r->rules[i].n; k++) {
-            if (k > 0 && !is_end(r->rules[i].items[k - 1])) continue;
+            if (k > 0 && !gbnf_is_end(r->rules[i].items[k - 1])) continue;
             w[at] = (waiting){(uint32_t)i, (uint32_t)k, 0};
             todo[n_todo++] = (uint32_t)at++;
         }
@@ -463,7 +458,7 @@ static bool find_empty(const reader *r, bool *empty)
         if (e->kind == GBNF_RULE) {
             w[me].next = first[e->value];
             first[e->value] = me;
-        } else if (is_end(*e) && !empty[w[me].rule]) {
+        } else if (gbnf_is_end(*e) && !empty[w[me].rule]) {
             empty[w[me].rule] = true;
             for (uint32_t other = first[w[me].rule]; other; other = w[other].next) todo[n_todo++] = other;
             first[w[me].rule] = 0;
@@ -540,17 +535,17 @@ static bool finish(walk *w, uint32_t top, bool strict)
         work = plus(work, u->n);
         for (size_t k = 0; k < u->n; k++) {
             const gbnf_element e = u->items[k];
-            if (is_end(e)) {
+            if (gbnf_is_end(e)) {
                 value = plus(value, 1);
             } else if (leading && e.kind == GBNF_RULE) {
                 bool inside = !w->finished[e.value];
-                if (inside && (strict || !is_end(u->items[k + 1]))) return false;
+                if (inside && (strict || !gbnf_is_end(u->items[k + 1]))) return false;
                 if (!inside) {
                     value = plus(value, w->value[e.value]);
                     work = plus(work, w->work[e.value]);
                 }
             }
-            leading = is_end(e) || (leading && e.kind == GBNF_RULE && w->empty[e.value]);
+            leading = gbnf_is_end(e) || (leading && e.kind == GBNF_RULE && w->empty[e.value]);
         }
     }
     for (size_t i = from; i < w->n_open; i++) {
@@ -581,7 +576,7 @@ static bool walk_from(walk *w, uint32_t start, bool strict)
         }
         const gbnf_element e = u->items[v->at++];
         bool follow = v->leading && e.kind == GBNF_RULE;
-        v->leading = is_end(e) || (follow && w->empty[e.value]);
+        v->leading = gbnf_is_end(e) || (follow && w->empty[e.value]);
         if (!follow || w->finished[e.value]) continue;
         if (w->order[e.value] == 0) enter(w, e.value);
         else if (w->order[e.value] < w->low[v->rule]) w->low[v->rule] = w->order[e.value];
@@ -654,7 +649,7 @@ static gbnf *flattened(reader *r)
     size_t n = 0, n_alternatives = 0;
     for (size_t i = 0; i < r->n_rules; i++) {
         n += r->rules[i].n;
-        for (size_t k = 0; k < r->rules[i].n; k++) n_alternatives += is_end(r->rules[i].items[k]);
+        for (size_t k = 0; k < r->rules[i].n; k++) n_alternatives += gbnf_is_end(r->rules[i].items[k]);
     }
     gbnf *g = calloc(1, sizeof *g);
     if (!g) return NULL;
@@ -671,7 +666,7 @@ static gbnf *flattened(reader *r)
         const gbnf_rule *u = &r->rules[i];
         g->first[i] = (uint32_t)n_starts;
         for (size_t k = 0; k < u->n; k++) {
-            if (k == 0 || is_end(u->items[k - 1])) g->starts[n_starts++] = (uint32_t)(at + k);
+            if (k == 0 || gbnf_is_end(u->items[k - 1])) g->starts[n_starts++] = (uint32_t)(at + k);
             g->elements[at + k] = u->items[k];
         }
         at += u->n;

@@ -27,6 +27,9 @@ typedef struct gbnf_element {
     uint32_t kind, value;
 } gbnf_element;
 
+/* Of an alternative, the last one or another. */
+static inline bool gbnf_is_end(gbnf_element e) { return e.kind == GBNF_END || e.kind == GBNF_ALT; }
+
 typedef struct gbnf_range {
     uint32_t low, high;
 } gbnf_range;

@@ -245,14 +245,9 @@ static void look_at_rule(matcher *m, uint32_t rule, uint32_t call)
     for (uint32_t k = m->g->first[rule]; k < m->g->first[rule + 1]; k++) look(m, m->g->starts[k], call);
 }
 
-static bool is_end(gbnf_element e)
-{
-    return e.kind == GBNF_END || e.kind == GBNF_ALT;
-}
-
 static void call_rule(matcher *m, uint32_t rule, uint32_t behind, uint32_t from)
 {
-    if (is_end(m->g->elements[behind])) {
+    if (gbnf_is_end(m->g->elements[behind])) {
         look_at_rule(m, rule, from);
         return;
     }
@@ -295,7 +290,7 @@ static bool run_step(matcher *m)
         const item i = m->todo[--m->n_todo];
         const gbnf_element e = m->g->elements[i.at];
         spend(m, STEP_WORK);
-        if (is_end(e)) finish(m, i.call);
+        if (gbnf_is_end(e)) finish(m, i.call);
         else if (e.kind == GBNF_RULE) call_rule(m, e.value, i.at + 1, i.call);
         else if (grow(m, &m->items, m->n_items, &m->items_room, sizeof *m->items)) m->items[m->n_items++] = i;
     }
