@@ -60,8 +60,9 @@ sanitizer_package() {
 }
 need "$(sanitizer_package)" compiles -fsanitize=address <<<'int main(void) { return 0; }'
 
-chromium() { command -v chromium-headless-shell || command -v chromium || command -v chromium-browser; }
-[ $browser -eq 0 ] || need chromium-headless-shell chromium
+# type -P, not command -v, which would also find a function of that name
+a_browser() { [ -n "$(type -P chromium-headless-shell chromium chromium-browser)" ]; }
+[ $browser -eq 0 ] || need chromium-headless-shell a_browser
 
 if [ ${#missing[@]} -eq 0 ]; then
     echo "== system packages: all there"
