@@ -7,6 +7,7 @@ expect 2 'no model' env -u IMPRESS_MODEL "$IMPRESS" serve
 expect 2 'slots' "$IMPRESS" serve -m x --slots 0
 expect 2 'go together' "$IMPRESS" serve -m x --tls-cert y
 expect 1 'without API keys only this machine' "$IMPRESS" serve -m x --host 0.0.0.0
+expect 1 'without API keys only this machine' "$IMPRESS" serve -m x --host 127.evil.example
 expect 1 "can't read the model" "$IMPRESS" serve -m "$tmp/none.gguf" --store none
 timeout 800 python3 - <<'PY' || failures=1
 import prometheus

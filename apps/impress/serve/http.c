@@ -254,8 +254,7 @@ static const http_route *find_route(const http *h, const char *method, const cha
     return NULL;
 }
 
-/* Whether a name, or an address, is this machine's for itself. */
-static bool is_loopback(const char *name)
+bool http_is_loopback(const char *name)
 {
     struct in_addr four;
     struct in6_addr six;
@@ -286,8 +285,8 @@ static bool is_foreign_page(const exchange *x)
     const char *host = MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Host");
     char name[256];
     if (key_ring_size(o->keys) > 0) return false;
-    if (host && is_loopback(o->host)) {
-        bool known = host_name(host, name, sizeof name) && (is_loopback(name) || !strcasecmp(name, o->host));
+    if (host && http_is_loopback(o->host)) {
+        bool known = host_name(host, name, sizeof name) && (http_is_loopback(name) || !strcasecmp(name, o->host));
         if (!known) return true;
     }
     if (!origin) return false;

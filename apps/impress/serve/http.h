@@ -69,6 +69,8 @@ typedef struct http_opts {
     void *user;
 } http_opts;
 
+/* Whether a name, or an address, is this machine's for itself. */
+bool http_is_loopback(const char *name);
 /* Returns 0, or 1 after one line on standard error. */
 int http_open(const http_opts *opts, http **out);
 uint16_t http_port(const http *h);

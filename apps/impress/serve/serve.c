@@ -96,11 +96,6 @@ const opt_command serve_command = {
     sizeof options / sizeof *options,
 };
 
-static bool is_loopback(const char *host)
-{
-    return !strcmp(host, "localhost") || !strncmp(host, "127.", 4) || !strcmp(host, "::1");
-}
-
 static int check(const serve_settings *s)
 {
     if (!s->model) return opt_misuse(&serve_command, "no model: -m MODEL.gguf");
@@ -215,7 +210,7 @@ static int open_server(server *v, const imp_store_opts *store_opts)
     if (key_ring_open(s->api_key_file, getenv("IMPRESS_API_KEY"), &v->keys)) return 1;
     if (key_ring_open(s->admin_key_file, getenv("IMPRESS_ADMIN_KEY"), &v->admin_keys)) return 1;
     if (count_tenants(v->keys)) return 1;
-    if (!is_loopback(s->host) && key_ring_size(v->keys) == 0 && !s->open)
+    if (!http_is_loopback(s->host) && key_ring_size(v->keys) == 0 && !s->open)
         return app_fail("without API keys only this machine is served: give --api-key-file, or --open");
     if (store_settings_open(&s->store, store_opts, &v->store)) return 1;
     if (app_model_load(s->model, s->verbose, &v->model)) return 1;
