@@ -130,17 +130,16 @@ INLINE __m512 cap16(__m512 x, __m512 softcap)
     return _mm512_mul_ps(softcap, _mm512_sub_ps(one, _mm512_div_ps(two, _mm512_add_ps(e, one))));
 }
 
-/* 2^x for x up to 0; what would be no normal number is 0. 2^r = 1 + C1 r + .. + C5 r^5 for |r| <= 1/2, minimax in the
- * relative error (9e-8 before rounding); 2^0 is exactly 1. */
+/* 2^x for x up to 0: IMP_EXP2_C1. */
 INLINE __m512 exp2_16(__m512 x)
 {
     __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_GE_OQ);
     __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), r = _mm512_sub_ps(x, n);
-    __m512 y = _mm512_set1_ps(0.001326472902977749f);
-    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.00967151255054744f));
-    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.05550733735020457f));
-    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.24022242082043924f));
-    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.6931469776062733f));
+    __m512 y = _mm512_set1_ps(IMP_EXP2_C5);
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(IMP_EXP2_C4));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(IMP_EXP2_C3));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(IMP_EXP2_C2));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(IMP_EXP2_C1));
     y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.0f));
     return _mm512_maskz_scalef_ps(normal, y, n);
 }
