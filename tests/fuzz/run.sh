@@ -1,17 +1,21 @@
 #!/usr/bin/env bash
 # Fuzzes each target of a build with libFuzzer (preset `fuzz`), from its corpus, and stops at the first finding.
 # usage: run.sh BUILD SECONDS [TARGET...]     what is found is kept in BUILD/findings, inputs that reach more in BUILD/work
+# exit code: 1 a finding, 2 misused
 set -uo pipefail
 build=$(realpath "${1:?}") seconds=${2:?}
 shift 2
 here=$(dirname "$(realpath "$0")")
+there=()
+for f in "$build"/tests/fuzz/fuzz_*; do
+    if [ -x "$f" ] && [ -f "$f" ]; then there+=("${f##*/fuzz_}"); fi
+done
+[ ${#there[@]} -gt 0 ] || { echo "run.sh: no fuzzers in $build" >&2; exit 2; }
 targets=("$@")
-if [ ${#targets[@]} -eq 0 ]; then
-    for f in "$build"/tests/fuzz/fuzz_*; do
-        if [ -x "$f" ] && [ -f "$f" ]; then targets+=("${f##*/fuzz_}"); fi
-    done
-fi
-[ ${#targets[@]} -gt 0 ] || { echo "run.sh: no fuzzers in $build" >&2; exit 1; }
+[ ${#targets[@]} -gt 0 ] || targets=("${there[@]}")
+for t in "${targets[@]}"; do
+    [[ " ${there[*]} " == *" $t "* ]] || { echo "no such fuzzer: $t (there are: ${there[*]})" >&2; exit 2; }
+done
 mkdir -p "$build/findings"
 for t in "${targets[@]}"; do
     mkdir -p "$build/work/$t"
