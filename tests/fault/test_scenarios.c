@@ -213,6 +213,12 @@ static void a_file_lost_or_cut_while_serving(void **state)
         imp_stats after = stats_of(w);
         if (!whole && report.n_failed == 0 && !open_before) assert_true(after.corrupt_chunks > 0);
         if (!whole) assert_true(after.corrupt_chunks + after.io_errors > 0);
+        /* The next request isn't stopped again: what is damaged is out of use, and what lies above it serves. */
+        report = ask(w, w->tokens, 3 * SEGMENT + N_ASK);
+        assert_int_equal(report.n_failed, 0);
+        assert_int_equal(report.n_matched, whole ? 3 * SEGMENT : SEGMENT);
+        imp_stats again = stats_of(w);
+        assert_int_equal(again.corrupt_chunks + again.io_errors, after.corrupt_chunks + after.io_errors);
         /* The one that is cut can't be told from a disk that answers short; a verify settles it. */
         assert_true(imp_store_verify(w->store, 1, NULL, NULL, NULL) >= 0);
         assert_int_equal(imp_store_verify(w->store, 0, NULL, NULL, NULL), 0);
