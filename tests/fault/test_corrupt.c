@@ -17,6 +17,7 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "base/rng.h"
 #include "store/store_internal.h"
 #include "support/support.h"
@@ -90,6 +91,7 @@ typedef struct way {
 typedef struct pristine {
     imp_store_opts opts;
     image closed, killed;
+    uint64_t listed[2]; /* what the catalogue of each says, of the closed one first */
     imp_store *store;
     way ways[N_MODELS][N_PROMPTS];
     imp_path paths[N_MODELS][N_PROMPTS];
@@ -503,6 +505,31 @@ static bool was_named(const named *all, const char *name)
 
 static char what[128];
 
+static int add_node(const imp_node_info *i, void *user)
+{
+    char line[512];
+    int n = snprintf(line, sizeof line, "%llu %llu %llu %s %.64s %llu %llu %llu %d %d %llu %lld %lld",
+                     (unsigned long long)i->id, (unsigned long long)i->parent, (unsigned long long)i->segment, i->space,
+                     i->model_name, (unsigned long long)i->first_token, (unsigned long long)i->n_tokens,
+                     (unsigned long long)i->kv_bytes, i->derived, i->pinned, (unsigned long long)i->hits,
+                     (long long)i->created_s, (long long)i->used_s);
+    *(uint64_t *)user += imp_hash64(line, (size_t)n, 0); /* a sum: siblings come in any order */
+    return 0;
+}
+
+static uint64_t listed(imp_store *s)
+{
+    uint64_t sum = 0;
+    assert_int_equal(imp_store_list(s, add_node, &sum), 0);
+    return sum;
+}
+
+/* What became of damage to the catalogue. Nothing else may: an entry that says something else, and nobody knows. */
+typedef enum fate { REBUILT, FOUND, HARMLESS, N_FATES } fate;
+
+static const char *const fate_names[N_FATES] = {"made again", "found by verify", "nothing was lost or changed"};
+static unsigned n_of_fate[N_FATES];
+
 /* Whatever is in the store, the answer is the one without it. */
 static void ask_all(imp_space *spaces[N_MODELS])
 {
@@ -543,7 +570,7 @@ static void round_of(const pristine *p, const pristine *other, imp_rng *rng, kin
     imp_space *spaces[N_MODELS];
     imp_store *s;
     named all = {.n = 0};
-    bool lost = false;
+    bool lost = false, rebuilt = false;
     if (k == CATALOGUE_OF_ANOTHER) {
         take_catalogue(&is, was == &p->killed ? &other->killed : &other->closed);
     } else if (of_catalogue) {
@@ -558,13 +585,26 @@ static void round_of(const pristine *p, const pristine *other, imp_rng *rng, kin
         }
     }
     write_image(&is);
-    if (of_catalogue && imp_rng_below(rng, 4) == 0) assert_int_equal(imp_store_rebuild(dir), 0);
+    if (of_catalogue && imp_rng_below(rng, 4) == 0) {
+        assert_int_equal(imp_store_rebuild(dir), 0);
+        rebuilt = true;
+    }
     if (imp_store_open(dir, &p->opts, &s) < 0) fail_msg("%s: %s", what, imp_last_error());
+    uint64_t list = listed(s);
     open_spaces(s, spaces);
     if (ask_first) ask_all(spaces);
 
     int64_t n = imp_store_verify(s, 0, on_finding, NULL, &all);
     if (n < 0) fail_msg("%s: verify: %s", what, imp_last_error());
+    if (of_catalogue) {
+        imp_stats st;
+        assert_int_equal(imp_store_stats(s, &st), 0);
+        fate of = rebuilt || st.catalogue_rebuilds > 0 ? REBUILT : n > 0 ? FOUND : HARMLESS;
+        if (of == HARMLESS && list != p->listed[was == &p->killed]) {
+            fail_msg("%s: the catalogue says something else, and verify doesn't find it", what);
+        }
+        n_of_fate[of]++;
+    }
     for (size_t f = 0; f < is.n && !of_catalogue && !lost && !ask_first; f++) {
         if (is.files[f].bytes == NULL && !is.files[f].seg) continue; /* a lost basis is learned anew */
         if (differs(&was->files[f], &is.files[f]) && !was_named(&all, is.files[f].name)) {
@@ -623,6 +663,16 @@ static void whatever_is_damaged(void **state)
     snprintf(dir, sizeof dir, "%s/damaged", (char *)*state);
     assert_int_equal(mkdir(dir, 0700), 0);
     for (size_t i = 1; i < 4; i++) assert_int_equal(mkdir(imp_test_path(dir, folders[i]), 0700), 0);
+    for (int i = 0; i < 2; i++) {
+        for (int killed = 0; killed < 2; killed++) {
+            imp_store *s;
+            write_image(killed ? &stores[i].killed : &stores[i].closed);
+            assert_int_equal(imp_store_open(dir, &stores[i].opts, &s), 0);
+            stores[i].listed[killed] = listed(s);
+            imp_store_close(s);
+        }
+    }
+    uint64_t started_ns = imp_now_ns();
     for (int round = 0; round < n_rounds; round++) {
         kind k = (kind)(round % N_KINDS);
         int of = round / N_KINDS % 2;
@@ -631,7 +681,10 @@ static void whatever_is_damaged(void **state)
         round_of(&stores[of], &stores[1 - of], &rng, k);
         n_of[k]++;
     }
+    double ms = (double)(imp_now_ns() - started_ns) / 1e6;
     for (int k = 0; k < N_KINDS; k++) fprintf(stderr, "%s: %u\n", kind_names[k], n_of[k]);
+    for (int i = 0; i < N_FATES; i++) fprintf(stderr, "the catalogue damaged, %s: %u\n", fate_names[i], n_of_fate[i]);
+    if (n_rounds > 0) fprintf(stderr, "%d rounds, %.1f ms each\n", n_rounds, ms / n_rounds);
     for (int i = 0; i < 2; i++) free_pristine(&stores[i]);
     for (int m = 0; m < N_MODELS; m++) {
         for (int p = 0; p < N_PROMPTS; p++) free(cold[m][p]);

@@ -17,6 +17,7 @@
 #include <cmocka.h>
 #include <sqlite3.h>
 
+#include "base/clock.h"
 #include "base/rng.h"
 #include "io/io_fault.h"
 #include "store/history.h"
@@ -504,6 +505,7 @@ static void kill_at_any_moment(void **state)
     imp_rng rng;
     imp_rng_seed(&rng, imp_test_seed());
     imp_log_set(quiet, NULL, IMP_LOG_ERROR);
+    uint64_t started_ns = imp_now_ns();
     for (int round = 0; round < n_rounds; round++) {
         int from, other_from = -1, status;
         phase at = phases[round % N_PHASES];
@@ -542,8 +544,10 @@ static void kill_at_any_moment(void **state)
         }
         look_after(dir, round, at, in_memory);
     }
+    double ms = (double)(imp_now_ns() - started_ns) / 1e6;
     for (int i = 0; i < N_ACTIVITIES; i++) fprintf(stderr, "killed in %s: %u\n", activity_names[i], by_activity[i]);
     for (int i = 0; i < N_OPERATIONS; i++) fprintf(stderr, "killed at %s: %u\n", operation_names[i], by_operation[i]);
+    if (n_rounds > 0) fprintf(stderr, "%d rounds, %.1f ms each\n", n_rounds, ms / n_rounds);
     for (int i = 0; i < N_ACTIVITIES && n_rounds >= N_PHASES; i++) assert_true(by_activity[i] > 0);
     for (int i = 0; i < N_OPERATIONS && n_rounds >= N_PHASES; i++) assert_true(by_operation[i] > 0);
 }
