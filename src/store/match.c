@@ -150,14 +150,16 @@ static void cut(imp_store *s, imp_path *path, size_t n)
     }
 }
 
-/* Everything that a match needed could be read: that is all right then, unless a segment is set aside still. */
+/* Everything that a match needed could be read: that is all right then, unless a segment is set aside still. One that
+ * is gone, by another process's repair perhaps, is nobody's trouble any more. */
 static void reads_again(imp_store *s)
 {
     bool aside = false;
     uint64_t now_ns = imp_now_ns();
     pthread_mutex_lock(&s->lock);
     for (size_t a = 0; a < IMP_ASIDE_MAX; a++) {
-        aside = aside || (s->aside[a].segment && s->aside[a].until_ns >= now_ns);
+        if (!s->aside[a].segment || s->aside[a].until_ns < now_ns) continue;
+        aside = aside || imp_forest_seg(&s->forest, s->aside[a].segment);
     }
     if (!aside) imp_fault_over(s, IMP_FAULT_READ);
     pthread_mutex_unlock(&s->lock);
