@@ -12,6 +12,7 @@
 #include <sqlite3.h>
 
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/rng.h"
 #include "support/store_world.h"
 #include "support/support.h"
@@ -227,6 +228,51 @@ static void too_old(void **state)
     assert_int_equal(tokens_of(&w), 2 * TOKENS);
     assert_int_equal(there(&w, 10), TOKENS);
     imp_lease_release(lease);
+    assert_int_equal(imp_world_verify(&w, false, true), 0);
+    imp_world_close(&w);
+}
+
+/* The process that has the store open looks by itself: nobody opens, collects or stores anything meanwhile. */
+static void too_old_while_it_runs(void **state)
+{
+    enum { TTL_S = 3, PINNED = 0, USED = 1, UNUSED = 2, POLLS = 5000, POLL_US = 20000, TRIES = 10 };
+    static const uint64_t asleep_ns = (TTL_S - 1) * 1000000000ull;
+    imp_world w;
+    imp_store_opts opts;
+    imp_world_opts(&opts);
+    opts.ttl_s = TTL_S;
+    assert_int_equal(imp_world_open(&w, *state, &opts, NULL), 0);
+    add(&w, PINNED);
+    (void)pin(&w, PINNED);
+    bool asleep = true; /* this test was, for as long as an entry lives: that says nothing */
+    for (int i = 0; i < TRIES && asleep; i++) {
+        asleep = false;
+        add(&w, USED);
+        uint64_t used_ns = imp_now_ns(), du;
+        add(&w, UNUSED); /* the youngest: when it is gone, the others have been looked at */
+        du = imp_world_du(imp_test_path(*state, "segments"));
+        int polls = 0;
+        /* Its files go behind it. */
+        for (; polls < POLLS && !asleep &&
+               (tokens_of(&w) > 2 * TOKENS || imp_world_du(imp_test_path(*state, "segments")) >= du);
+             polls++) {
+            usleep(POLL_US);
+            int64_t n = there(&w, USED);
+            uint64_t now_ns = imp_now_ns();
+            asleep = now_ns - used_ns > asleep_ns;
+            if (!asleep) assert_int_equal(n, TOKENS);
+            used_ns = now_ns;
+        }
+        if (polls == POLLS) fail_msg("still there after %d looks", polls);
+        asleep = asleep || imp_now_ns() - used_ns > asleep_ns;
+        if (asleep) continue;
+        assert_int_equal(tokens_of(&w), 2 * TOKENS);
+        assert_int_equal(there(&w, UNUSED), 0);
+        assert_int_equal(there(&w, USED), TOKENS);
+    }
+    assert_false(asleep);
+    assert_int_equal(there(&w, PINNED), TOKENS);
+    assert_true(stats_of(&w).evicted_nodes > 0);
     assert_int_equal(imp_world_verify(&w, false, true), 0);
     imp_world_close(&w);
 }
@@ -508,7 +554,8 @@ static void ballast_where_the_limit_is_known(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(smaller_after_a_restart), TEST(a_log_evicts_nothing), TEST(too_old),       TEST(refused_once),
+        TEST(smaller_after_a_restart), TEST(a_log_evicts_nothing), TEST(too_old), TEST(too_old_while_it_runs),
+        TEST(refused_once),
         TEST(shared_heads_outlive_floods), TEST(floods_hit_their_own), TEST(pinned_shares), TEST(nothing_to_tell_by),
         TEST(ballast_is_mended), TEST(ballast_where_the_limit_is_known),
     };
