@@ -26,8 +26,8 @@
 #include "tiny_engine.h"
 
 enum { VOCAB = 200, MAX_TOKENS = 700, SEGMENT = 32, N_ASK = 5, TMPFS = 0x01021994, MAX_SEGMENTS = 64 };
-/* What the store keeps free for its catalogue until the next look, and for the catalogue's log; tokens of a segment that is
- * larger than the former. */
+/* What the store keeps free for its catalogue until the next look, and for the catalogue's log; tokens of a segment that
+ * is larger than the former. */
 enum { GROWTH = 256 << 10, LOG_SHARE = 16, PART = 640 };
 
 static const tiny_shape shape = {
@@ -262,7 +262,8 @@ static uint64_t bytes_in(int at, const char *name, uint64_t *log_bytes)
     }
     if (fstat(fd, &st) == 0) sum += (uint64_t)st.st_blocks * 512;
     for (struct dirent *e; (e = readdir(d)) != NULL;) {
-        if (e->d_name[0] == '.' || fstatat(fd, e->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0 || S_ISDIR(st.st_mode)) continue;
+        if (e->d_name[0] == '.' || fstatat(fd, e->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0) continue;
+        if (S_ISDIR(st.st_mode)) continue;
         if (strcmp(e->d_name, "catalogue.db-wal") == 0) *log_bytes = (uint64_t)st.st_blocks * 512;
         else sum += (uint64_t)st.st_blocks * 512;
     }
@@ -275,7 +276,7 @@ static uint64_t bytes_now(const sampler *s)
     static const char *const folders[] = {"segments", "bases", "live", "."};
     uint64_t sum = 0, log_bytes = 0;
     int fd = open(s->dir, O_RDONLY | O_DIRECTORY);
-    for (size_t i = 0; fd >= 0 && i < sizeof folders / sizeof folders[0]; i++) sum += bytes_in(fd, folders[i], &log_bytes);
+    for (size_t i = 0; fd >= 0 && i < 4; i++) sum += bytes_in(fd, folders[i], &log_bytes);
     if (fd >= 0) close(fd);
     return sum + (log_bytes < s->log_share ? log_bytes : s->log_share);
 }
