@@ -161,6 +161,10 @@ bench: build ## run the benchmarks (bench/)
 	done
 	[ $$found = 1 ] || { $(call fail,no benchmarks were built); }
 
+.PHONY: bench-open
+bench-open: build ## open and list a store of 50,000 entries: is all there, and soon (some minutes)
+	@build/bench/bench-open --check || { $(call fail,opening a store of many entries: see above); }
+
 .PHONY: install
 install: build ## install below PREFIX (DESTDIR is honoured)
 	@echo "== installing below $(DESTDIR)$(PREFIX)"
