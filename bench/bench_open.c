@@ -228,9 +228,10 @@ static bool counts_are_right(const options *o, const figures *f)
     uint64_t n = o->n_entries;
     bool right = f->n_nodes == n && f->n_segments == n && f->n_listed == n && f->n_matched + 1 == f->n_asked;
     if (!right) {
-        fprintf(stderr, "bench-open: %" PRIu64 " entries were stored: %" PRIu64 " nodes in %" PRIu64 " segments, %" PRIu64
-                " listed; %" PRIu64 " of %" PRIu64 " tokens matched, all but the last should be\n", n, f->n_nodes,
-                f->n_segments, f->n_listed, f->n_matched, f->n_asked);
+        fprintf(stderr,
+                "bench-open: %" PRIu64 " entries were stored: %" PRIu64 " nodes in %" PRIu64 " segments, %" PRIu64
+                " listed; %" PRIu64 " of %" PRIu64 " tokens matched, all but the last should be\n",
+                n, f->n_nodes, f->n_segments, f->n_listed, f->n_matched, f->n_asked);
     }
     return right;
 }
