@@ -197,6 +197,66 @@ ok(s.complete(q, key="key-of-bert-1").cached > 0, "the second tenant, from the s
 ok(s.stop() == 0, "stop")
 for text in ("key-of-anne", "key-of-bert"):
     ok(text not in open(s.log).read(), "no keys in the log")
+
+# An age: what nobody uses goes, also while nobody asks anything. Looked at further below.
+aged = Server("--slots", "1", "--ctx-size", "512", "--min-store", "16", "--ttl", "2", store="aged")
+old = aged.complete(words(14, 60), 1)
+
+# One tenant floods the store with five times its limit; the other keeps its prefix, and `du` keeps to the limit: above
+# it is at most what was just removed, one segment, and the catalogue's log, which is three times its share too large.
+LIMIT, SEGMENT = 3 << 20, 1 << 20
+s = Server("--slots", "1", "--ctx-size", "512", "--min-store", "16", "--chunk", "16", "--host-cache", "0",
+           "--limit", str(LIMIT), "--tenant-share", "50", store="shares",
+           env={"IMPRESS_API_KEY": "key-of-anne-1,key-of-bert-1", "IMPRESS_ADMIN_KEY": "key-of-the-admin"})
+
+
+def store_metric(s, name):
+    return s.metrics("key-of-the-admin")["impress_store_" + name]
+
+
+taken = 'commits_total{result="taken"}'
+folder, p = os.environ["tmp"] + "/shares", words(14, 61)
+mine = s.complete(p, 1, key="key-of-anne-1")
+ok(mine.status == 200 and mine.cached == 0, mine)
+s.wait_for(lambda: store_metric(s, taken) == 1, "a prefix on disk")
+used, flood = [du(folder)], []
+over = threading.Event()
+
+
+def watch():
+    while not over.wait(0.02):
+        used.append(du(folder))
+
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+while store_metric(s, "written_bytes_total") < 5 * LIMIT and len(flood) < 100:
+    flood.append(s.complete(words(16, 700 + len(flood)), 1, key="key-of-bert-1"))
+    s.wait_for(lambda: store_metric(s, taken) == 1 + len(flood), "one more on disk")
+    if failures:
+        break
+over.set()
+watcher.join()
+ok(all(r.status == 200 and r.cached == 0 for r in flood) and store_metric(s, "evictions_total") > 10, flood[-1])
+ok(max(used) <= LIMIT + SEGMENT + 3 * LIMIT // 16, (max(used), len(used)))
+r = s.complete(p, 1, key="key-of-anne-1")
+ok(r.cached == r.usage["prompt_tokens"] - 1 and r.json["impress"]["tokens"]["loaded"] > 0, r)
+r = s.complete(words(16, 700), 1, key="key-of-bert-1")
+ok(r.cached == 0, "a tenant's own flood drove out its first ones: %s" % r)
+ok(s.stop() == 0, "stop")
+ok(du(folder) <= LIMIT, du(folder))
+
+aged.wait_for(lambda: aged.metrics()["impress_store_" + taken] == 1, "a prefix that was stored")
+aged.wait_for(lambda: aged.metrics()["impress_store_prefixes"] == 0, "a prefix that became old")
+ok(aged.metrics()["impress_store_evictions_total"] == 1, "it was evicted")
+aged.wait_for(lambda: not os.listdir(os.environ["tmp"] + "/aged/segments"), "no file left")
+ok(aged.complete("x", 1).status == 200, "the cells are another's")
+r = aged.complete(words(14, 60), 1)
+ok(old.status == r.status == 200 and r.cached == 0, r)
+ok(aged.stop() == 0, "stop")
 finish()
 PY
+for share in 101 -1 some; do
+    expect 2 "tenant-share" "$IMPRESS" serve -m "$IMPRESS_MODEL" --tenant-share "$share"
+done
 finish
