@@ -198,6 +198,44 @@ ok(s.stop() == 0, "stop")
 for text in ("key-of-anne", "key-of-bert"):
     ok(text not in open(s.log).read(), "no keys in the log")
 
+# Two tenants send the same new prompt at once: neither waits for the other or gets anything of it, and each computes all.
+# No more so while the other's is in the host tier, from where its owner gets it.
+s = Server("--slots", "2", "--ctx-size", "512", "--min-store", "16", "--chunk", "16", "--host-cache", "64M", store="twice",
+           env={"IMPRESS_API_KEY": "key-of-anne-1,key-of-bert-1", "IMPRESS_ADMIN_KEY": "key-of-the-admin"})
+
+
+def of_anne(prompt):
+    return s.complete(prompt, 1, key="key-of-anne-1")
+
+
+def of_bert(prompt):
+    return s.complete(prompt, 1, key="key-of-bert-1")
+
+
+def all_computed(r):
+    return (r.status == 200 and r.cached == 0 and r.json["impress"]["bytes_read"] == 0 and
+            r.json["impress"]["tokens"] == {"live": 0, "loaded": 0, "computed": r.usage["prompt_tokens"]})
+
+
+p, q, n = words(50, 41), words(30, 42), 0
+for r in at_once([lambda: of_anne(p), lambda: of_bert(p)]):
+    ok(all_computed(r), r)
+    n += r.usage["prompt_tokens"]
+ok(s.metrics("key-of-the-admin")["impress_prefix_waits_total"] == 0, "nobody waits for another tenant's prompt")
+r = of_anne(q)
+n += r.usage["prompt_tokens"]
+s.wait_for(lambda: s.metrics("key-of-the-admin")["impress_store_tokens"] == n, "three prefixes on disk")
+for seed in (43, 44):  # both slots' cells
+    of_anne(words(4, seed))
+r = of_anne(q)
+ok(r.json["impress"]["tokens"]["loaded"] > 0 and r.cached > 0, r)
+m = s.metrics("key-of-the-admin")
+ok(m['impress_tier_bytes{tier="host"}'] > 0, "it is in the host tier")
+r = of_bert(q)
+ok(all_computed(r), r)
+ok(s.metrics("key-of-the-admin")["impress_store_hits_total"] == m["impress_store_hits_total"], "nothing found")
+ok(s.stop() == 0, "stop")
+
 # An age: what nobody uses goes, also while nobody asks anything. Looked at further below.
 aged = Server("--slots", "1", "--ctx-size", "512", "--min-store", "16", "--ttl", "2", store="aged")
 old = aged.complete(words(14, 60), 1)
