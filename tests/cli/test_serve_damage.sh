@@ -7,8 +7,8 @@ export tmp IMPRESS IMPRESS_MODEL
 timeout 600 python3 - <<'PY' || failures=1
 from serve import *
 
-options = ("--slots", "1", "--ctx-size", "512", "--min-store", "16", "--chunk", "16", "--host-cache", "0", "--reorder-period",
-           "never")
+options = ("--slots", "1", "--ctx-size", "512", "--min-store", "16", "--chunk", "16", "--host-cache", "0",
+           "--reorder-period", "never")
 store = os.environ["tmp"] + "/store"
 
 # A prompt that grew in two turns, so that it lies in three segments; a copy of it for each kind of damage, by its salt.
@@ -29,8 +29,8 @@ def flip(path):
         f.write(bytes([byte ^ 16]))
 
 
-CLOSED = {"lost": os.remove, "a byte short": lambda p: os.truncate(p, os.path.getsize(p) - 1), "a block short": block_short,
-          "empty": lambda p: os.truncate(p, 0), "a bit flipped": flip}
+CLOSED = {"lost": os.remove, "a byte short": lambda p: os.truncate(p, os.path.getsize(p) - 1),
+          "a block short": block_short, "empty": lambda p: os.truncate(p, 0), "a bit flipped": flip}
 OPEN = {"lost while open": os.remove, "a block short while open": block_short}
 
 
