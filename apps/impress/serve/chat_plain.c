@@ -50,6 +50,10 @@ static int plain_render(const void *templates, const oai_request *r, chat_render
             refuse(e, "messages", "messages with tool calls or their results");
             goto out;
         }
+        if (m->name || m->reasoning) {
+            refuse(e, "messages", "messages with a name or with reasoning");
+            goto out;
+        }
         messages[i].role = oai_role_names[m->role];
         messages[i].content = m->content ? m->content : "";
     }

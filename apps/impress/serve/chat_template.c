@@ -498,7 +498,7 @@ static bool pattern_kept(const chat_way *way, const json_t *pattern)
 }
 
 /* Refuse what llama.cpp's grammars leave out of a schema, where a client wants it kept to the letter. */
-static int check_kept(const chat_way *way, const json_t *v, oai_error *e)
+static int check_kept(const chat_way *way, const json_t *v, const char *param, oai_error *e)
 {
     static const char *const left_out[] = {
         "not", "if", "then", "else", "multipleOf", "patternProperties", "propertyNames", "dependentRequired",
@@ -508,7 +508,6 @@ static int check_kept(const chat_way *way, const json_t *v, oai_error *e)
     static const char *const bounds[] = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", NULL};
     static const char *const maps[] = {"properties", "$defs", "definitions", NULL}; /* from names to schemas */
     static const char *const data[] = {"enum", "const", "default", "examples", "required", NULL};
-    static const char param[] = "response_format";
     const json_t *type = json_object_get(v, "type");
     bool number = json_is_string(type) && strcmp(json_string_value(type), "number") == 0;
     const char *key, *name;
@@ -529,12 +528,12 @@ static int check_kept(const chat_way *way, const json_t *v, oai_error *e)
                             "is set", json_string_value(item));
         if (listed(maps, key)) {
             json_object_foreach(item, name, inner) {
-                if (check_kept(way, inner, e) != 0) return -1;
+                if (check_kept(way, inner, param, e) != 0) return -1;
             }
         } else {
-            if (check_kept(way, item, e) != 0) return -1;
+            if (check_kept(way, item, param, e) != 0) return -1;
             json_array_foreach(item, i, inner) {
-                if (check_kept(way, inner, e) != 0) return -1;
+                if (check_kept(way, inner, param, e) != 0) return -1;
             }
         }
     }
@@ -552,7 +551,7 @@ static int check_schema(const chat_way *way, const char *text, bool strict, cons
     if (!fault && (*work += optional_work(v)) > (double)MAX_OPTIONAL * MAX_OPTIONAL * MAX_OPTIONAL)
         fault = "too many properties may be left out";
     int rc = fault ? oai_fail(e, 400, "invalid_schema", param, "the JSON schema: %s", fault) : 0;
-    if (rc == 0 && strict && way->schema) rc = check_kept(way, v, e);
+    if (rc == 0 && strict && way->schema) rc = check_kept(way, v, param, e);
     json_decref(v);
     return rc;
 }
@@ -562,7 +561,7 @@ static int check_schemas(const chat_way *way, const oai_request *r, oai_error *e
     double work = 0;
     if (r->schema && check_schema(way, r->schema, r->strict, "response_format", &work, e) != 0) return -1;
     for (size_t i = 0; r->tool_choice != OAI_TOOLS_NONE && i < r->n_tools; i++) {
-        if (check_schema(way, r->tools[i].parameters, false, "tools", &work, e) != 0) return -1;
+        if (check_schema(way, r->tools[i].parameters, r->tools[i].strict, "tools", &work, e) != 0) return -1;
     }
     return 0;
 }

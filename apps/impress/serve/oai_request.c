@@ -550,15 +550,18 @@ static int get_stream(parse *p, const json_t *o)
     static const char *const known[] = {"include_usage", "include_obfuscation", NULL};
     oai_request *r = p->r;
     const json_t *options = get(o, "stream_options");
-    bool ignored = false;
+    bool obfuscated = false;
     if (get_bool(p, get(o, "stream"), "stream", &r->stream) != 0) return -1;
     if (!options) return 0;
     if (!json_is_object(options)) return wrong_type(p, "stream_options", "an object");
     if (only_fields(p, options, "stream_options", known) != 0) return -1;
     if (!r->stream)
         return oai_fail(p->e, 400, INVALID, "stream_options", "`stream_options` needs `stream` to be true");
-    if (get_bool(p, get(options, "include_obfuscation"), "stream_options.include_obfuscation", &ignored) != 0)
+    if (get_bool(p, get(options, "include_obfuscation"), "stream_options.include_obfuscation", &obfuscated) != 0)
         return -1;
+    if (obfuscated)
+        return oai_fail(p->e, 400, UNSUPPORTED, "stream_options.include_obfuscation",
+                        "`stream_options.include_obfuscation` is not supported");
     return get_bool(p, get(options, "include_usage"), "stream_options.include_usage", &r->include_usage);
 }
 
@@ -624,7 +627,6 @@ static int get_tool(parse *p, const json_t *o, size_t index, oai_tool *t)
     if (!json_is_object(function)) return wrong_type(p, at, "an object");
     if (only_fields(p, function, at, known_function) != 0) return -1;
 
-    bool strict = false;
     path_of(at, sizeof at, "tools[%zu].function.name", index);
     if (get_name(p, get(function, "name"), at, &t->name) != 0) return -1;
     if (!t->name) return oai_fail(p->e, 400, MISSING, at, "`%s` is missing", at);
@@ -636,7 +638,7 @@ static int get_tool(parse *p, const json_t *o, size_t index, oai_tool *t)
     path_of(at, sizeof at, "tools[%zu].function.description", index);
     if (get_text(p, get(function, "description"), at, SIZE_MAX, &t->description) != 0) return -1;
     path_of(at, sizeof at, "tools[%zu].function.strict", index);
-    if (get_bool(p, get(function, "strict"), at, &strict) != 0) return -1;
+    if (get_bool(p, get(function, "strict"), at, &t->strict) != 0) return -1;
     const json_t *parameters = get(function, "parameters");
     path_of(at, sizeof at, "tools[%zu].function.parameters", index);
     if (parameters && !json_is_object(parameters)) return wrong_type(p, at, "an object");
@@ -801,7 +803,7 @@ static const struct {
     {"echo", COMPLETION}, {"suffix", COMPLETION}, {"best_of", COMPLETION}, {"modalities", CHAT}, {"functions", CHAT},
     {"function_call", CHAT}, {"audio", CHAT}, {"prediction", CHAT}, {"web_search_options", CHAT}, {"verbosity", CHAT},
     {"reasoning_effort", CHAT},
-    /* no matter of the answer */
+    /* no matter of the answer: see check_aside() */
     {"metadata", BOTH}, {"store", BOTH}, {"service_tier", BOTH}, {"safety_identifier", BOTH},
     {"prompt_cache_key", BOTH}, {"prompt_cache_retention", BOTH},
 };
@@ -891,6 +893,26 @@ static int check_plain(parse *p, const json_t *o)
     return 0;
 }
 
+/* Fields that are no matter of the answer, and do nothing here: still they must be what they are meant to be. */
+static int check_aside(parse *p, const json_t *o)
+{
+    static const char *const texts[] = {"safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier"};
+    const json_t *metadata = get(o, "metadata");
+    const char *text = NULL, *key;
+    json_t *v;
+    bool ignored;
+    if (get_bool(p, get(o, "store"), "store", &ignored) != 0) return -1;
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
+        if (get_text(p, get(o, texts[i]), texts[i], SIZE_MAX, &text) != 0) return -1;
+    if (text && strcmp(text, "auto") != 0 && strcmp(text, "default") != 0) /* the last of them */
+        return oai_fail(p->e, 400, UNSUPPORTED, "service_tier", "`service_tier` must be auto or default");
+    if (metadata && !json_is_object(metadata)) return wrong_type(p, "metadata", "an object");
+    json_object_foreach((json_t *)metadata, key, v) {
+        if (!json_is_string(v)) return wrong_type(p, "metadata", "an object of strings");
+    }
+    return 0;
+}
+
 static int load(parse *p, const char *body, size_t n_bytes)
 {
     if (n_bytes > p->limits->max_body_bytes)
@@ -936,7 +958,9 @@ oai_limits oai_limits_default(void)
 static int parse_all(parse *p, const char *body, size_t n_bytes)
 {
     oai_request *r = p->r;
-    if (load(p, body, n_bytes) != 0 || check_fields(p, r->root) != 0 || check_plain(p, r->root) != 0) return -1;
+    if (load(p, body, n_bytes) != 0 || check_fields(p, r->root) != 0 || check_plain(p, r->root) != 0 ||
+        check_aside(p, r->root) != 0)
+        return -1;
     const json_t *o = r->root;
     if (get_text(p, get(o, "model"), "model", 512, &r->model) != 0 ||
         get_text(p, get(o, "user"), "user", SIZE_MAX, &r->user) != 0)

@@ -49,6 +49,7 @@ typedef struct oai_message {
 typedef struct oai_tool {
     const char *name, *description; /* description "": none */
     const char *parameters;         /* JSON text of a schema */
+    bool strict;                    /* to be kept to the letter */
 } oai_tool;
 
 typedef enum oai_tool_choice { OAI_TOOLS_AUTO, OAI_TOOLS_NONE, OAI_TOOLS_REQUIRED } oai_tool_choice;

@@ -194,6 +194,11 @@ static void test_plain_way_says_what_it_cannot(void **unused)
                 "\"schema\":{\"type\":\"object\"}}}}",
                 "JSON schema");
     refuse_plan(t, true, "{\"messages\":[{\"role\":\"tool\",\"tool_call_id\":\"1\",\"content\":\"a\"}]}", "tool calls");
+    refuse_plan(t, true, "{\"messages\":[{\"role\":\"user\",\"name\":\"x\",\"content\":\"a\"}]}", "a name");
+    refuse_plan(t, true,
+                "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"b\","
+                "\"reasoning_content\":\"c\"},{\"role\":\"user\",\"content\":\"d\"}]}",
+                "reasoning");
     refuse_plan(t, true, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"chat_template_kwargs\":{\"x\":1}}",
                 "chat_template_kwargs");
     /* tools that may not be called are no matter */
@@ -746,6 +751,16 @@ static void test_tools(void **unused)
     chat_template *t = open_way(&chat_way_common, m, NULL);
     chat_capabilities c = chat_template_capabilities(t);
     assert_true(c.chat && c.jinja && c.tools && c.schema);
+
+    static const char strict[] = WITH("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":%s,"
+                                      "\"parameters\":{\"type\":\"object\",\"properties\":{\"x\":{\"type\":"
+                                      "\"integer\",\"multipleOf\":2}}}}}]");
+    for (int is_strict = 0; is_strict < 2; is_strict++) {
+        char body[1024];
+        snprintf(body, sizeof body, strict, is_strict ? "true" : "false");
+        if (is_strict) refuse_plan(t, true, body, "strict");
+        else chat_plan_free(make_plan(t, true, body));
+    }
 
     static const char call[] =
         "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>";
