@@ -355,6 +355,7 @@ static int32_t try_once(imp_llama *ctx, llama_seq_id id, const plan *p, bool now
     *error = 0;
     r->way = !p->prefix ? IMP_LLAMA_WAY_COMPUTED : p->partial ? IMP_LLAMA_WAY_PARTIAL : IMP_LLAMA_WAY_WHOLE;
     r->matched_tokens = p->prefix;
+    r->derived_tokens = s->lease && s->info.n_exact < p->prefix ? p->prefix - s->info.n_exact : 0;
     r->loaded_tokens = 0;
     r->query_tokens = s->n - p->prefix;
     r->bytes_full = p->prefix && s->lease ? s->info.bytes_full : 0;

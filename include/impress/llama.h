@@ -239,6 +239,7 @@ typedef struct imp_llama_report {
     imp_llama_way way;
     size_t prompt_tokens;
     size_t matched_tokens;  /* found in the store and used; prompt_tokens - matched_tokens were computed */
+    size_t derived_tokens;  /* of those, from derived entries (use_derived) */
     size_t loaded_tokens;   /* cells filled per layer */
     size_t query_tokens;    /* really computed */
     uint64_t total_ns;      /* in imp_llama_decode(); = match + identify + io_wait + gather + compute */

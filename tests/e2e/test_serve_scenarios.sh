@@ -157,6 +157,37 @@ r = s.post("/v1/chat/completions", dict(messages=messages + [{"role": "user", "c
 ok(r.cached >= total - 128, (r.cached, total))
 ok(s.stop() == 0, "stop")
 
+# A conversation whose slot is taken by another prompt after each turn, and whose server starts anew: each turn finds all
+# of the one before, also what was computed over a load in part. Those who ask for exact KV don't get such entries.
+def turns(n, *options, store, first=0, messages=(), kept=True):
+    s, messages, new = Server("--slots", "1", "--ctx-size", "2048", *options, store=store), list(messages), []
+    for turn in range(first, first + n):
+        messages.append({"role": "user", "content": words(40, 2000 + turn)})
+        r = s.post("/v1/chat/completions", endless(messages=messages, max_tokens=8, temperature=0))
+        ok(r.status == 200, r)
+        new.append(r.usage["prompt_tokens"] - r.cached)
+        messages.append(r.json["choices"][0]["message"])
+        ok(s.complete("Something else", 1, impress={"cache": "off"}).status == 200, "another prompt")
+        if kept or turn == 0:
+            s.wait_for(lambda: s.metrics()["impress_store_tokens"] >= r.usage["total_tokens"] - 64, "a stored turn")
+    return s, messages, new
+
+
+s, messages, new = turns(3, store="turns")
+ok(all(n < new[0] + 64 + 32 for n in new), "what is new of each turn is computed: %s" % new)
+ok(s.stop() == 0, "stop")
+s, messages, new = turns(1, store="turns", first=3, messages=messages)
+ok(new[0] < 200, "also after a restart: %s" % new)
+ask = dict(messages=messages + [{"role": "user", "content": "And?"}], max_tokens=4, temperature=0)
+part, whole = s.post("/v1/chat/completions", ask), s.post("/v1/chat/completions", dict(ask, impress={"full_load": True}))
+cold = s.post("/v1/chat/completions", dict(ask, impress={"cache": "off"}))
+ok(part.json["impress"]["way"] == "partial" and part.cached > whole.cached + 200, (part, whole))
+ok(whole.json["choices"][0]["message"] == cold.json["choices"][0]["message"], (whole, cold))
+ok(s.stop() == 0, "stop")
+s, messages, new = turns(3, "--derived=no", store="turns-exact", kept=False)
+ok(new[2] > new[1] + 64, "without such entries the turns are computed again: %s" % new)
+ok(s.stop() == 0, "stop")
+
 # A bound for memory: what a server with a host cache takes beyond one without is no more than the cache's limit, a tenth
 # of it, and some MiB that allocators keep, however much is loaded.
 LIMIT, MIB = 16 << 20, 1 << 20

@@ -48,7 +48,8 @@ static void read_prefix(ahead *a, job *j)
     unsigned char *rows = malloc(2 * row);
     uint32_t *cells = NULL;
 
-    if (!rows || imp_prefix_acquire(space, j->tokens, j->n_tokens, 0, &lease, &info) < 0) goto out;
+    unsigned flags = j->request.use_derived ? IMP_ACQUIRE_DERIVED : 0;
+    if (!rows || imp_prefix_acquire(space, j->tokens, j->n_tokens, flags, &lease, &info) < 0) goto out;
     if (info.n_matched < LEAST_TOKENS || !reserve(a, j, info.bytes_full)) goto out;
     cells = calloc(info.n_matched, sizeof *cells); /* all rows go to the same place */
     if (!cells || imp_load_begin(lease, &opts, &load) < 0) goto out;

@@ -46,6 +46,9 @@ static int make_request(const api *a, const oai_request *q, app_system *system, 
     }
     imp_llama_request_init(out);
     app_system_request(system, out);
+    bool in_part = out->load.retention < 1 && !out->recompute;
+    out->store_derived = out->use_derived = a->derived && in_part;
+    out->adaptive = a->adaptive && in_part;
     return 0;
 }
 
@@ -197,6 +200,7 @@ static oai_report make_report(const answer *w, const http_request *r, const job_
     const imp_llama_report *p = &s->report;
     return (oai_report){
         .way = way_of(s),
+        .reason = s->live_tokens ? NULL : imp_llama_reason_name((int)p->reason),
         .system = w->system.name,
         .retention = retention_of(&w->j->request.load, p),
         .live_tokens = s->live_tokens,

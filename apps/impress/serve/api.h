@@ -19,6 +19,8 @@ typedef struct api {
     const switch_settings *switches; /* given by options: part of every system that a request names */
     app_system system;         /* of requests that name none */
     double retention;          /* of requests that say nothing else, where a system chooses */
+    bool derived;              /* what was computed over a load in part is stored, for requests that load in part */
+    bool adaptive;             /* imp_llama_request */
 } api;
 
 /* A job of a request, for the engine; `system`: what it uses. NULL with *e. */

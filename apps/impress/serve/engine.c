@@ -29,7 +29,7 @@ typedef struct slot {
     slot_state state;
     llama_token *tokens; /* [n] in its cells, or noted by the adapter; room for n_ctx */
     size_t n;
-    bool partial;        /* the cells hold a selection of the prefix, made for one question */
+    bool partial;        /* the cells hold a selection of the prefix, made for one question, or what was computed over one */
     char *salt;
     uint64_t used_ns;
 
@@ -174,7 +174,8 @@ static size_t stored_of(engine *e, job *j, imp_lease **lease)
         log_event("warn", "store", json_pack("{s:s}", "message", imp_last_error()));
         return 0;
     }
-    if (imp_prefix_acquire(j->space, j->tokens, j->n_tokens, 0, lease, &info) < 0) return 0;
+    unsigned flags = j->request.use_derived ? IMP_ACQUIRE_DERIVED : 0;
+    if (imp_prefix_acquire(j->space, j->tokens, j->n_tokens, flags, lease, &info) < 0) return 0;
     return info.n_matched;
 }
 
@@ -434,12 +435,14 @@ static void feed_noted(engine *e, slot *s)
     s->n_noted = 0;
 }
 
+static bool is_inexact(const imp_llama_report *r) { return r->way == IMP_LLAMA_WAY_PARTIAL || r->derived_tokens > 0; }
+
 /* Others may look at the slot before the prompt is through. */
 static void note_partial(const engine *e, slot *s)
 {
     imp_llama_report r;
     if (!e->uses_store || imp_llama_get_report(e->ctx, s->id, &r) < 0) return;
-    s->partial = s->partial || r.way == IMP_LLAMA_WAY_PARTIAL;
+    s->partial = s->partial || is_inexact(&r);
 }
 
 /* The prompt's first output is there. */
@@ -458,7 +461,7 @@ static void take_report(engine *e, slot *s)
     r->computed_tokens = r->report.query_tokens;
     r->stored_tokens = loaded ? cached : 0;
     r->live_tokens = loaded ? 0 : cached;
-    s->partial = loaded ? r->report.way == IMP_LLAMA_WAY_PARTIAL : s->partial && r->live_tokens > 0;
+    s->partial = loaded ? is_inexact(&r->report) : s->partial && r->live_tokens > 0;
     j->first_ns = app_now_ns();
     r->ttft_ns = j->first_ns - j->asked_ns;
 

@@ -267,6 +267,7 @@ static json_t *report_value(oai_buffer *b, const oai_report *r)
     };
     json_t *o = json_object(), *tokens = json_object(), *ms = json_object();
     put(b, o, "way", string_value(r->way));
+    if (r->reason) put(b, o, "reason", string_value(r->reason));
     if (r->system) put(b, o, "system", string_value(r->system));
     if (r->retention > 0) put(b, o, "retention", json_real(r->retention));
     put(b, tokens, "live", count(r->live_tokens));

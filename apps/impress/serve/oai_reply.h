@@ -61,6 +61,7 @@ typedef struct oai_usage {
 /* The reply's own object `impress`. */
 typedef struct oai_report {
     const char *way;    /* how the prefix came to be: "load", "recompute", "live", ... */
+    const char *reason; /* why that way. NULL: left out */
     const char *system; /* NULL: left out */
     double retention;   /* 0: left out */
     size_t live_tokens; /* prefix tokens whose cells were still there, */

@@ -23,7 +23,7 @@ typedef struct serve_settings {
     uint64_t port, n_slots, n_ctx, n_pool, n_queue, n_threads, n_batch, n_ubatch, slice_ms, max_body, connections;
     uint64_t timeout_s, limit_s, drain_s;
     double retention; /* RETENTION_DEFAULT: not given */
-    bool look_ahead, open, verbose;
+    bool look_ahead, derived, adaptive, open, verbose;
 } serve_settings;
 
 #define AT(member) offsetof(serve_settings, member)
@@ -77,6 +77,11 @@ static const opt options[] = {
      "NAME or NAME+SWITCH=VALUE...; `impress systems` lists them\n(default: " DEFAULT_SYSTEM ")", false},
     {"retention", 'r', OPT_REAL, AT(retention), "SHARE",
      "share of a prefix's tokens that each layer gets, over 0 to 1\n(default: 0.25 for systems that choose)", false},
+    {"derived", 0, OPT_FLAG, AT(derived), NULL,
+     "store what was computed over a load in part, marked, for\nrequests that load in part; else a conversation that lost its\n"
+     "cells computes its turns again (default; --derived=no: don't)", false},
+    {"adaptive", 0, OPT_FLAG, AT(adaptive), NULL,
+     "load in part only where that looks quickest, else whole, and\ncompute what is stored where that looks quicker", false},
     REQUEST_OPTS(serve_settings),
     OPT_GROUP("Log and settings"),
     {"verbose", 'v', OPT_FLAG, AT(verbose), NULL, "log more, llama.cpp's lines too", false},
@@ -293,6 +298,7 @@ int cmd_serve(int argc, char **argv)
         .n_ubatch = 512,
         .slice_ms = 150, .max_body = 16 << 20, .connections = 256, .timeout_s = 30, .limit_s = 900, .drain_s = 30,
         .retention = RETENTION_DEFAULT, .system = DEFAULT_SYSTEM, .look_ahead = true,
+        .derived = true,
     };
     int n_positional;
     int rc = opt_parse(&serve_command, argc, argv, &s, &n_positional);
@@ -305,6 +311,8 @@ int cmd_serve(int argc, char **argv)
     char error[SWITCH_ERROR_BYTES];
     v.api.switches = &s.store.switches;
     v.api.retention = s.retention != RETENTION_DEFAULT ? s.retention : 0.25;
+    v.api.derived = s.derived;
+    v.api.adaptive = s.adaptive;
     if (app_system_make("--system", s.system, v.api.switches, v.api.retention, &v.api.system, error) < 0)
         return opt_misuse(&serve_command, "%s", error);
     if ((rc = store_settings_apply(&serve_command, &s.store, &store_opts)) != 0) return rc;

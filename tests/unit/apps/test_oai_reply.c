@@ -155,6 +155,7 @@ static void test_stream(void **unused)
           "{\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"created\":5,\"model\":\"m\",\"choices\":[{\"index\":0,"
           "\"text\":\"a\",\"logprobs\":null,\"finish_reason\":null}]}\n\n");
     const oai_report report = {.way = "load",
+                               .reason = "quicker",
                                .system = "partial",
                                .retention = 0.25,
                                .live_tokens = 1,
@@ -169,7 +170,7 @@ static void test_stream(void **unused)
         &b,
         "data: "
         "{\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"created\":5,\"model\":\"m\",\"choices\":[{\"index\":0,"
-        "\"text\":\"\",\"logprobs\":null,\"finish_reason\":\"length\"}],\"impress\":{\"way\":\"load\",\"system\":"
+        "\"text\":\"\",\"logprobs\":null,\"finish_reason\":\"length\"}],\"impress\":{\"way\":\"load\",\"reason\":\"quicker\",\"system\":"
         "\"partial\",\"retention\":0.25,\"tokens\":{\"live\":1,\"loaded\":7,\"computed\":2},\"bytes_read\":4096,"
         "\"ms\":{\"queue\":1.5,\"identify\":0.0,\"load\":0.0,\"compute\":0.0,\"ttft\":2.0},\"request_id\":\"r1\"}}\n\n"
         "data: [DONE]\n\n");
