@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# A server whose store can't be written, or one of its segments not be read: it answers as without one, names the fault in
-# its log, /health and statistics, and goes on by itself when it is over.
+# A server whose store can't be written, or one of its segments not be read, or that has no catalogue, no directory, no
+# room: it answers as without one, names the fault in its log, /health and statistics, and goes on by itself when it is
+# over.
 . "$(dirname "$0")/lib.sh"
 need_model
 export tmp IMPRESS IMPRESS_MODEL
@@ -48,7 +49,7 @@ ok(r.status == 200 and r.cached > 100, r)
 ok(s.stop() == 0, "exit 0")
 
 # A segment that can't be opened: its prefix is computed, the other one is loaded, and then reading works again.
-s = Server("--slots", "1", "--ctx-size", "1024", store="faulty", env={"IMPRESS_ADMIN_KEY": key})
+s = Server("--slots", "1", "--ctx-size", "1024", "--min-store", "16", store="faulty", env={"IMPRESS_ADMIN_KEY": key})
 segment = os.path.join(segments, sorted(os.listdir(segments))[0])
 os.rename(segment, segment + ".away")
 os.mkdir(segment)
@@ -69,8 +70,137 @@ os.rmdir(segment)
 os.rename(segment + ".away", segment)
 r = s.complete(three if cold[0] == one else one, 4)
 ok(r.status == 200 and r.cached > 100 and s.get("/health").json == {"status": "ok"}, (r, s.get("/health")))
+
+store = os.environ["tmp"] + "/faulty"
+
+
+def ask(prompt):
+    s.complete("x", 1)  # the cells are another's
+    r = s.complete(prompt, 2)
+    ok(r.status == 200 and r.usage["completion_tokens"] == 2, r)
+    return r
+
+
+def keep(prompt):
+    before = stats()["commits"]
+    r = ask(prompt)
+    s.wait_for(lambda: stats()["commits"] > before, "a prefix that is stored")
+    return r
+
+
+def faulty(what):
+    h, st = s.get("/health"), stats()
+    ok(h.status == 200 and h.json["status"] == "ok", h)
+    ok([f["what"] for f in h.json.get("store_faults", [])] == what == [f["what"] for f in st["faults"]], (h, st))
+    ok("faulty" not in h.body and "catalogue.db" not in h.body, h)
+
+
+def comes_back(prompt):
+    s.wait_for(lambda: ask(prompt).cached > 0, "a prefix that is found again")
+    faulty([])
+
+
+first, second, third, fourth = (words(14, seed) for seed in (34, 35, 36, 37))
+keep(first)
+
+# A file is where the directory was; then the catalogue is none.
+os.rename(store, store + ".away")
+open(store, "w").close()
+ok(ask(first).cached == 0 and ask(second).cached == 0, "no store")
+faulty(["catalogue"])
+os.remove(store)
+os.rename(store + ".away", store)
+comes_back(first)
+keep(second)
+
+os.rename(store + "/catalogue.db", store + "/away")
+os.mkdir(store + "/catalogue.db")
+ok(ask(first).cached == 0 and ask(second).cached == 0, "no catalogue")
+faulty(["catalogue"])
+os.rmdir(store + "/catalogue.db")
+os.rename(store + "/away", store + "/catalogue.db")
+comes_back(second)
+
+# The directory is gone: it is made again. Then the former one is back.
+os.rename(store, store + ".away")
+ok(ask(first).cached == 0, "an empty store")
+keep(third)
+faulty([])
+ok(ask(third).cached > 0 and os.path.exists(store + "/catalogue.db"), "a store in its place")
+os.rename(store, store + ".other")
+os.rename(store + ".away", store)
+comes_back(first)
+ok(ask(third).cached == 0, "stored in the other one")
+keep(fourth)
+ok(sum("catalogue works again" in w for w in warnings()) == 2, warnings())
+ok(sum("the directory is another one now" in w for w in warnings()) >= 1, warnings())
 ok(s.stop() == 0, "exit 0")
 finish()
 PY
-"$IMPRESS" verify "$tmp/faulty" >/dev/null || failures=1
+for store in faulty faulty.other; do
+    "$IMPRESS" verify "$tmp/$store" >/dev/null || fail "verify $store"
+done
+
+# A full disk: a small file system of this script's own.
+mkdir "$tmp/disk"
+small() { unshare -m sh -c 'mount -t tmpfs -o size=8m,mode=700 none "$0" && exec "$@"' "$tmp/disk" "$@"; }
+if ! small true 2>/dev/null; then
+    echo "SKIPPED: the full disk: nothing can be mounted here"
+    finish
+fi
+small timeout 300 python3 - <<'PY' || failures=1
+from serve import *
+
+disk = os.environ["tmp"] + "/disk"
+key = "key-of-the-admin"
+s = Server("--slots", "1", "--ctx-size", "512", "--min-store", "16", "--limit", "6M", store="disk/store",
+           env={"IMPRESS_ADMIN_KEY": key})
+one, two, three = (words(14, seed) for seed in (38, 39, 40))
+
+
+def ask(prompt):
+    s.complete("x", 1)
+    r = s.complete(prompt, 2)
+    ok(r.status == 200 and r.usage["completion_tokens"] == 2, r)
+    return r
+
+
+def counted(name):
+    return s.metrics(key)["impress_store_" + name]
+
+
+def faults():
+    return s.get("/health").json.get("store_faults", [])
+
+
+taken = 'commits_total{result="taken"}'
+ask(one)
+s.wait_for(lambda: counted(taken) == 1, "a prefix that is stored")
+with open(disk + "/filler", "wb", buffering=0) as f:
+    try:
+        while f.write(bytes(4096)) == 4096:
+            pass
+    except OSError:
+        pass
+ok(os.statvfs(disk).f_bavail == 0, "a full disk")
+ok(ask(one).cached > 0, "what is stored is served")
+ok(faults() == [] and counted("io_errors_total") == 0, faults())
+ok(ask(two).cached == 0, "a new one")
+s.wait_for(lambda: "write" in [f["what"] for f in faults()], "a fault of writing in /health")
+h = s.get("/health")
+ok(h.status == 200 and h.json["status"] == "ok" and "disk/" not in h.body, h)
+ok({f["error"] for f in h.json["store_faults"]} == {"no room"}, h)
+ok(counted("io_errors_total") > 0 and counted('commits_total{result="failed"}') == 1, "counted")
+ok(ask(one).cached > 0, "what is stored is served")
+os.remove(disk + "/filler")
+ask(three)
+s.wait_for(lambda: counted(taken) == 2, "a prefix that is stored again")
+ok(s.get("/health").json == {"status": "ok"}, s.get("/health"))
+ok(ask(three).cached > 0 and ask(one).cached > 0, "both")
+ok(any("write works again" in e["message"] for e in s.events("library")), s.events("library"))
+ok(s.stop() == 0, "exit 0")
+v = subprocess.run([os.environ["IMPRESS"], "verify", disk + "/store"], stdout=subprocess.PIPE)
+ok((v.returncode, v.stdout) == (0, b"clean\n"), v)
+finish()
+PY
 finish
