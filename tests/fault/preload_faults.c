@@ -12,8 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/types.h>
 #include <time.h>
 #include <unistd.h>
@@ -23,7 +25,9 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all but the atomics */
 static atomic_bool watching;
 static atomic_int_fast64_t clock_offset;
+static atomic_uint_fast64_t fs_type;
 static const char *prefix, *wanted_name;
+static uint64_t n_calls[PRELOAD_N_KINDS]; /* that matched, with a rule or without */
 static struct {
     preload_kind kind;
     uint64_t nth, seen, hits;
@@ -35,8 +39,8 @@ static bool logging;
 static preload_event *events;
 static size_t n_events, events_room;
 
-static const char *const kind_names[PRELOAD_N_KINDS] = {"all",    "open",   "read", "write", "sync",
-                                                        "truncate", "rename", "unlink", "make",  "map"};
+static const char *const kind_names[PRELOAD_N_KINDS] = {"all",    "open",   "read", "write", "sync", "truncate",
+                                                        "rename", "unlink", "make", "map",   "lock"};
 
 EXPORT const char *preload_kind_name(preload_kind kind) { return kind_names[kind]; }
 
@@ -90,8 +94,11 @@ static int verdict(preload_kind kind, const char *path)
     int err = 0;
     pthread_mutex_lock(&lock);
     const char *rel = below(path);
-    if (rel && rule.nth > 0 && (rule.kind == PRELOAD_ALL || rule.kind == kind) &&
-        (!wanted_name || strstr(rel, wanted_name))) {
+    bool matches = rel && (!wanted_name || strstr(rel, wanted_name));
+    bool of_all = matches && kind != PRELOAD_LOCK;
+    n_calls[PRELOAD_ALL] += of_all;
+    n_calls[kind] += matches;
+    if (matches && rule.nth > 0 && (rule.kind == PRELOAD_ALL ? of_all : rule.kind == kind)) {
         rule.seen++;
         if (rule.seen == rule.nth || (rule.stay && rule.seen > rule.nth)) {
             rule.hits++;
@@ -157,7 +164,8 @@ static const struct {
     const char *name;
     int err;
 } errnos[] = {{"short", 0},       {"EIO", EIO},       {"ENOSPC", ENOSPC}, {"EINTR", EINTR}, {"EROFS", EROFS},
-              {"EMFILE", EMFILE}, {"ENOMEM", ENOMEM}, {"EACCES", EACCES}, {"EDQUOT", EDQUOT}};
+              {"EMFILE", EMFILE}, {"ENOMEM", ENOMEM}, {"EACCES", EACCES}, {"EDQUOT", EDQUOT},
+              {"ENOLCK", ENOLCK}};
 
 static bool read_rule(const char *text)
 {
@@ -178,12 +186,24 @@ static bool read_rule(const char *text)
 __attribute__((constructor)) static void from_environment(void)
 {
     const char *below_this = getenv("IMP_PRELOAD_PREFIX"), *text = getenv("IMP_PRELOAD_RULE");
-    if (!below_this || !text) return;
+    const char *fs = getenv("IMP_PRELOAD_FS");
+    if (!below_this) return;
     preload_watch(below_this, getenv("IMP_PRELOAD_NAME"));
-    if (!read_rule(text)) {
+    if (fs) preload_fs(strtoull(fs, NULL, 0));
+    if (text && !read_rule(text)) {
         fprintf(stderr, "no such rule: %s\n", text);
         _exit(99);
     }
+}
+
+__attribute__((destructor)) static void tell(void)
+{
+    const char *path = getenv("IMP_PRELOAD_TOLD");
+    FILE *f = path ? fopen(path, "we") : NULL;
+    if (!f) return;
+    fprintf(f, "hits %llu\n", (unsigned long long)preload_hits());
+    for (int k = 0; k < PRELOAD_N_KINDS; k++) fprintf(f, "%s %llu\n", kind_names[k], (unsigned long long)n_calls[k]);
+    fclose(f);
 }
 
 /* ---- the log */
@@ -501,6 +521,68 @@ EXPORT void *mmap64(void *at, size_t n, int prot, int flags, int fd, off_t offse
 {
     return map_any(at, n, prot, flags, fd, offset);
 }
+
+/* ---- locks */
+
+static int fcntl_any(int fd, int what, void *arg)
+{
+    typedef int fn(int, int, ...);
+    REAL(fn *, "fcntl64");
+    bool takes = what == F_SETLK || what == F_SETLKW || what == F_OFD_SETLK || what == F_OFD_SETLKW;
+    if (takes && ((const struct flock *)arg)->l_type != F_UNLCK) FAIL_IF(verdict_fd(PRELOAD_LOCK, fd));
+    return real(fd, what, arg);
+}
+
+/* What fcntl is given, if anything, is handed on as libc itself does it. */
+#define DEFINE_FCNTL(name)                       \
+    EXPORT int name(int fd, int what, ...);      \
+    EXPORT int name(int fd, int what, ...)       \
+    {                                            \
+        va_list args;                            \
+        va_start(args, what);                    \
+        void *arg = va_arg(args, void *);        \
+        va_end(args);                            \
+        return fcntl_any(fd, what, arg);         \
+    }
+DEFINE_FCNTL(fcntl)
+DEFINE_FCNTL(fcntl64)
+
+EXPORT int flock(int fd, int how)
+{
+    typedef int fn(int, int);
+    REAL(fn *, "flock");
+    if (!(how & LOCK_UN)) FAIL_IF(verdict_fd(PRELOAD_LOCK, fd));
+    return real(fd, how);
+}
+
+/* ---- the file system */
+
+EXPORT void preload_fs(uint64_t type) { atomic_store(&fs_type, type); }
+
+/* 0: the truth. */
+static uint64_t fs_told(int fd)
+{
+    char path[PATH_MAX];
+    uint64_t type = atomic_load(&fs_type);
+    if (type == 0 || !path_of_fd(fd, path)) return 0;
+    pthread_mutex_lock(&lock);
+    bool ours = below(path) != NULL;
+    pthread_mutex_unlock(&lock);
+    return ours ? type : 0;
+}
+
+#define DEFINE_FSTATFS(name, type)                                            \
+    EXPORT int name(int fd, struct type *out)                                 \
+    {                                                                         \
+        typedef int fn(int, struct type *);                                   \
+        REAL(fn *, #name);                                                    \
+        int rc = real(fd, out);                                               \
+        uint64_t told = fs_told(fd);                                          \
+        if (rc == 0 && told > 0) out->f_type = (__typeof__(out->f_type))told; \
+        return rc;                                                            \
+    }
+DEFINE_FSTATFS(fstatfs, statfs)
+DEFINE_FSTATFS(fstatfs64, statfs64)
 
 /* ---- the clock */
 

@@ -3,7 +3,8 @@
  *
  * A rule acts on calls whose path begins with `prefix` and contains `name`. Preloaded, the rule is in the environment:
  * IMP_PRELOAD_PREFIX=/tmp/store, IMP_PRELOAD_RULE=write:3:ENOSPC (kind:nth[+]:what, where what is an errno or "short"),
- * IMP_PRELOAD_NAME=catalogue. */
+ * IMP_PRELOAD_NAME=catalogue. IMP_PRELOAD_TOLD=file: as the program exits it gets a line "hits N", and one "kind N" for
+ * each kind of call with how many matched; IMP_PRELOAD_FS=0x6969: see preload_fs(). Both do without a rule. */
 #ifndef IMP_TEST_PRELOAD_FAULTS_H
 #define IMP_TEST_PRELOAD_FAULTS_H
 
@@ -12,7 +13,7 @@
 #include <stdint.h>
 
 typedef enum preload_kind {
-    PRELOAD_ALL = 0,
+    PRELOAD_ALL = 0, /* but locks: those aren't the disk's, and SQLite waits for them */
     PRELOAD_OPEN,
     PRELOAD_READ,
     PRELOAD_WRITE,
@@ -22,6 +23,7 @@ typedef enum preload_kind {
     PRELOAD_UNLINK,
     PRELOAD_MAKE, /* mkdir, mknod */
     PRELOAD_MAP,
+    PRELOAD_LOCK, /* taken, not given back: flock, and fcntl's of byte ranges */
     PRELOAD_N_KINDS
 } preload_kind;
 
@@ -33,6 +35,9 @@ void preload_fail(preload_kind kind, uint64_t nth, bool stay, int err);
 uint64_t preload_hits(void);
 uint64_t preload_seen(void); /* calls that matched since then */
 const char *preload_kind_name(preload_kind kind);
+
+/* What fstatfs() says of files below the prefix is of this f_type. 0: the truth. */
+void preload_fs(uint64_t type);
 
 /* The wall clock of this process is off by so many seconds. */
 void preload_clock(int64_t seconds);

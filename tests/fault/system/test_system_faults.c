@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -48,12 +49,19 @@ static int tear_down(void **state)
     return 0;
 }
 
-static void copy_store(void)
+/* Where a life begins: with a store that has `old` in it, with an empty directory, with none. */
+typedef enum start { FROM_BASE, FROM_EMPTY, FROM_NONE } start;
+
+static void begin(start from)
 {
     char command[1024];
-    snprintf(command, sizeof command, "rm -rf '%s' && cp -a '%s' '%s'", at, base, at);
+    if (from == FROM_BASE) snprintf(command, sizeof command, "rm -rf '%s' && cp -a '%s' '%s'", at, base, at);
+    if (from != FROM_BASE) snprintf(command, sizeof command, "rm -rf '%s'", at);
     assert_int_equal(system(command), 0);
+    if (from == FROM_EMPTY) assert_int_equal(mkdir(at, 0700), 0);
 }
+
+static void copy_store(void) { begin(FROM_BASE); }
 
 static void make_base(void)
 {
@@ -64,25 +72,26 @@ static void make_base(void)
     imp_world_close(&w);
 }
 
-/* What one life of a store told about failures: statuses, counters, faults. `*whole`: it went as without any. */
+/* What one life of a store told about failures: statuses, with a line each, and findings; counters and faults. `whole`:
+ * it went as without any. */
 typedef struct told {
-    unsigned n;
-    bool whole;
+    unsigned n_statuses;
+    bool counted, whole;
 } told;
 
 static void take(told *t, int64_t rc)
 {
     assert_int_not_equal(rc, IMP_WORLD_WRONG);
     if (rc < 0) {
-        t->n++;
+        t->n_statuses++;
         assert_true(*imp_last_error() != '\0');
     }
 }
 
 /* Open, match, load, commit, evict, gc, verify, close. */
-static told live(void)
+static told live(start from)
 {
-    told t = {0, true};
+    told t = {0, false, true};
     imp_world w;
     imp_stats st;
     imp_gc_report gc;
@@ -90,6 +99,10 @@ static told live(void)
     take(&t, rc);
     t.whole = rc == 0;
     if (rc < 0) return t;
+    if (from != FROM_BASE) {
+        take(&t, imp_world_commit(&w, old, N_OLD, 0, 0, NULL));
+        take(&t, imp_store_flush(w.store));
+    }
     int64_t n = imp_world_check(&w, old, N_OLD, true);
     take(&t, n);
     t.whole = t.whole && n == N_OLD;
@@ -107,16 +120,17 @@ static told live(void)
     take(&t, imp_store_gc(w.store, &gc));
     n = imp_world_verify(&w, false, false);
     take(&t, n);
-    t.n += n > 0;
+    t.n_statuses += n > 0;
     t.whole = t.whole && n == 0;
     take(&t, imp_store_stats(w.store, &st));
-    t.n += st.io_errors + st.corrupt_chunks + st.commits_failed + st.commits_refused + st.catalogue_rebuilds > 0;
-    t.n += imp_store_faults(w.store, NULL) > 0;
+    t.counted = st.io_errors + st.corrupt_chunks + st.commits_failed + st.commits_refused + st.catalogue_rebuilds > 0 ||
+                imp_store_faults(w.store, NULL) > 0;
     imp_world_close(&w);
     return t;
 }
 
-static void look_after(const char *what)
+/* `kept`: old was stored before, and must be there. */
+static void look_after(const char *what, bool kept)
 {
     imp_world w;
     int rc = imp_world_open(&w, at, NULL, NULL);
@@ -124,7 +138,7 @@ static void look_after(const char *what)
     int64_t n = imp_world_verify(&w, false, true);
     if (n != 0) fail_msg("%s: %lld findings", what, (long long)n);
     n = imp_world_check(&w, old, N_OLD, true);
-    if (n != N_OLD) fail_msg("%s: %lld of old", what, (long long)n);
+    if (kept ? n != N_OLD : n < 0) fail_msg("%s: %lld of old", what, (long long)n);
     n = imp_world_check(&w, new, N_NEW, true);
     assert_true(n >= 0);
     assert_int_equal(imp_world_commit(&w, new, N_NEW, (size_t)n, 0, NULL), 0);
@@ -134,36 +148,45 @@ static void look_after(const char *what)
     imp_world_close(&w);
 }
 
-/* How many times the call was made to fail. */
-static unsigned one_fault(preload_kind kind, uint64_t nth, bool stay, int err)
+typedef struct outcome {
+    unsigned n_hit, n_lost, n_lines; /* lives in which the call failed; of them those that weren't whole; lines logged */
+} outcome;
+
+static void one_fault(start from, preload_kind kind, uint64_t nth, bool stay, int err, outcome *sum)
 {
     char what[96];
-    snprintf(what, sizeof what, "%s %llu%s: %s", preload_kind_name(kind), (unsigned long long)nth, stay ? "+" : "",
-             err ? strerror(err) : "in part");
-    copy_store();
+    snprintf(what, sizeof what, "%s %llu%s, start %d: %s", preload_kind_name(kind), (unsigned long long)nth,
+             stay ? "+" : "", (int)from, err ? strerror(err) : "in part");
+    begin(from);
     preload_watch(at, NULL);
     preload_fail(kind, nth, stay, err);
     atomic_store(&n_lines, 0);
-    told t = live();
+    told t = live(from);
     uint64_t hits = preload_hits();
     preload_watch(NULL, NULL);
-    /* What was lost was told, to the caller or in the counters, and in the log. */
-    if (hits > 0 && !t.whole && t.n == 0) fail_msg("%s: nothing was told", what);
-    if (hits > 0 && !t.whole && atomic_load(&n_lines) == 0 && t.n == 0) fail_msg("%s: nothing was logged", what);
-    look_after(what);
-    return hits > 0;
+    /* What was lost was told: to the caller with a status, else in the counters and in the log. What is counted is
+     * logged, too. */
+    bool lost = hits > 0 && !t.whole, logged = atomic_load(&n_lines) > 0;
+    if (lost && t.n_statuses == 0 && !t.counted) fail_msg("%s: nothing was told", what);
+    if (lost && t.n_statuses == 0 && !logged) fail_msg("%s: nothing was logged", what);
+    if (t.counted && !logged) fail_msg("%s: counted, and not logged", what);
+    sum->n_hit += hits > 0;
+    sum->n_lost += lost;
+    sum->n_lines += atomic_load(&n_lines);
+    look_after(what, from == FROM_BASE);
 }
 
-static uint64_t count_calls(preload_kind kind)
+static uint64_t count_calls(start from, preload_kind kind)
 {
-    copy_store();
+    begin(from);
     preload_watch(at, NULL);
     preload_fail(kind, UINT64_MAX, false, EIO);
-    told t = live();
+    told t = live(from);
     uint64_t n = preload_seen();
     preload_watch(NULL, NULL);
     assert_true(t.whole);
-    assert_int_equal(t.n, 0);
+    assert_int_equal(t.n_statuses, 0);
+    assert_false(t.counted);
     return n;
 }
 
@@ -183,39 +206,41 @@ static void every_call(void **state)
         {PRELOAD_TRUNCATE, ENOSPC, true}, {PRELOAD_RENAME, EIO, false},   {PRELOAD_UNLINK, EIO, false},
         {PRELOAD_UNLINK, EROFS, true},  {PRELOAD_MAP, ENOMEM, false},     {PRELOAD_ALL, EIO, true},
         {PRELOAD_OPEN, EINVAL, false},  {PRELOAD_READ, EINVAL, false},    {PRELOAD_MAP, EIO, true},
+        {PRELOAD_MAKE, EIO, false},     {PRELOAD_MAKE, ENOSPC, true},
+        {PRELOAD_LOCK, ENOLCK, false}, /* not for good: SQLite waits five seconds for each lock then */
     };
     const char *text = getenv("IMP_FAULTS");
     bool all = text && strcmp(text, "all") == 0;
     imp_rng rng;
     imp_rng_seed(&rng, imp_test_seed());
     make_base();
-    uint64_t n_calls[PRELOAD_N_KINDS] = {0};
+    uint64_t n_calls[FROM_NONE + 1][PRELOAD_N_KINDS] = {0};
     for (size_t i = 0; i < sizeof plan / sizeof plan[0]; i++) {
         preload_kind kind = plan[i].kind;
-        if (n_calls[kind] == 0) n_calls[kind] = count_calls(kind);
-        if (n_calls[kind] == 0) fail_msg("%s: no such call", preload_kind_name(kind));
-        unsigned n_hit = 0;
-        if (all) {
-            for (uint64_t nth = 1; nth <= n_calls[kind]; nth++) {
-                n_hit += one_fault(kind, nth, plan[i].stay, plan[i].err);
+        /* What is made is there already in a store that was used before. */
+        start first = kind == PRELOAD_MAKE ? FROM_EMPTY : FROM_BASE, last = first == FROM_EMPTY ? FROM_NONE : FROM_BASE;
+        for (start from = first; from <= last; from++) {
+            uint64_t *n = &n_calls[from][kind];
+            outcome sum = {0};
+            if (*n == 0) *n = count_calls(from, kind);
+            if (*n == 0) fail_msg("%s: no such call", preload_kind_name(kind));
+            for (uint64_t j = 1; j <= (all ? *n : FEW); j++) {
+                uint64_t nth = all || j == 1 ? j : 1 + imp_rng_below(&rng, *n);
+                one_fault(from, kind, nth, plan[i].stay, plan[i].err, &sum);
             }
-        } else {
-            for (int j = 0; j < FEW; j++) {
-                uint64_t nth = j == 0 ? 1 : 1 + imp_rng_below(&rng, n_calls[kind]);
-                n_hit += one_fault(kind, nth, plan[i].stay, plan[i].err);
-            }
-        }
-        assert_true(n_hit > 0);
-        if (all) {
-            fprintf(stderr, "%s, %s: %u of %llu calls failed\n", preload_kind_name(kind),
-                    plan[i].err ? strerror(plan[i].err) : "in part", n_hit, (unsigned long long)n_calls[kind]);
+            assert_true(sum.n_hit > 0);
+            if (!all) continue;
+            fprintf(stderr, "%s, %s: %u of %llu calls failed, %u cost something; %u lines\n", preload_kind_name(kind),
+                    plan[i].err ? strerror(plan[i].err) : "in part", sum.n_hit, (unsigned long long)*n, sum.n_lost,
+                    sum.n_lines);
         }
     }
 }
 
 /* ---- while a store is open: named while it lasts, and over by itself */
 
-static void fault_and_back(preload_kind kind, int err, const char *name)
+/* `kept`: what was stored before is matched all the while. */
+static void fault_and_back(preload_kind kind, int err, const char *name, bool kept)
 {
     imp_world w;
     imp_stats st;
@@ -231,6 +256,7 @@ static void fault_and_back(preload_kind kind, int err, const char *name)
         assert_int_not_equal(n, IMP_WORLD_WRONG);
         if (n >= 0) (void)imp_world_commit(&w, new, N_NEW, (size_t)n, 0, NULL);
         assert_true(imp_store_flush(w.store) < 0);
+        if (kept) assert_int_equal(imp_world_check(&w, old, N_OLD, true), N_OLD);
     }
     assert_true(preload_hits() > 0);
     assert_int_equal(imp_store_stats(w.store, &st), 0);
@@ -259,12 +285,12 @@ static void back_by_itself(void **state)
 {
     (void)state;
     make_base();
-    fault_and_back(PRELOAD_WRITE, ENOSPC, "catalogue");
-    fault_and_back(PRELOAD_WRITE, EIO, "catalogue");
-    fault_and_back(PRELOAD_WRITE, EROFS, NULL);
-    fault_and_back(PRELOAD_SYNC, EIO, "catalogue");
-    fault_and_back(PRELOAD_WRITE, ENOSPC, "segments");
-    fault_and_back(PRELOAD_OPEN, EROFS, "segments");
+    fault_and_back(PRELOAD_WRITE, ENOSPC, "catalogue", true);
+    fault_and_back(PRELOAD_WRITE, EIO, "catalogue", true);
+    fault_and_back(PRELOAD_WRITE, EROFS, NULL, true);
+    fault_and_back(PRELOAD_SYNC, EIO, "catalogue", true);
+    fault_and_back(PRELOAD_WRITE, ENOSPC, "segments", true);
+    fault_and_back(PRELOAD_OPEN, EROFS, "segments", true);
 }
 
 /* A segment whose header can't be read: a match ends before it, and that is a fault of reading whatever the system's
