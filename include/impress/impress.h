@@ -272,7 +272,8 @@ void imp_store_opts_switches(imp_store_opts *opts, const imp_switches *switches)
  * processes are removed, a lost or damaged catalogue is rebuilt from the segments. The directory gets mode 0700, also
  * one that was there and is this user's: users can't share a store. `opts` NULL: all defaults.
  * Returns 0, or with `*out` = NULL: IMP_E_PERM, IMP_E_IO (`dir` is a file, or its parent is missing), IMP_E_VERSION,
- * IMP_E_FULL, IMP_E_NOMEM, IMP_E_NOTFOUND (IMP_STORE_MUST_EXIST or READONLY), IMP_E_UNSUPPORTED (an io_mode that can't
+ * IMP_E_FULL, IMP_E_NOMEM, IMP_E_NOTFOUND (IMP_STORE_MUST_EXIST or READONLY), IMP_E_BUSY (with IMP_STORE_MUST_EXIST: the
+ * catalogue can't be had; without, the store opens and has it when it can), IMP_E_UNSUPPORTED (an io_mode that can't
  * be had; `dir` lies on a network's file system, where locks don't hold, and IMPRESS_ANY_FS isn't 1 in the
  * environment), IMP_E_ARG (an option out of range; `dir` holds other files); nothing of what this call made is left.
  * Of encrypted stores: IMP_E_PERM without the key, with another one, or with one that others may read, IMP_E_ARG with a

@@ -122,9 +122,9 @@ static int recover(imp_store *s)
     pthread_mutex_lock(&s->lock);
     int rc = imp_catalogue_have(s, true);
     /* A disk that refuses is no reason not to start; but whoever insists on a store that is there wants to see it. */
-    bool faulty = (rc == IMP_E_FULL || rc == IMP_E_IO || rc == IMP_E_CORRUPT) && !s->readonly &&
-                  !(s->opts.flags & IMP_STORE_MUST_EXIST);
-    if (rc == IMP_E_BUSY || (rc == IMP_E_CORRUPT && s->readonly) || faulty) {
+    bool insists = !s->readonly && (s->opts.flags & IMP_STORE_MUST_EXIST);
+    bool faulty = (rc == IMP_E_FULL || rc == IMP_E_IO || rc == IMP_E_CORRUPT) && !s->readonly;
+    if ((rc == IMP_E_BUSY || (rc == IMP_E_CORRUPT && s->readonly) || faulty) && !insists) {
         imp_log(IMP_LOG_WARN, "%s: going on without what is stored: %s", s->dir, imp_last_error());
         rc = 0;
     }
