@@ -8,7 +8,7 @@ IMPRESS_MODEL=${IMPRESS_MODEL:-$("$root/scripts/get-model.sh" --find)} || { echo
 export IMPRESS_MODEL
 tmp=$(mktemp -d "${TMPDIR:-/tmp}/impress-soak-XXXXXX")
 export tmp HOME=$tmp XDG_CACHE_HOME=$tmp/cache XDG_CONFIG_HOME=$tmp/config
-trap 'chmod -R u+rwX "$tmp"; rm -rf "$tmp"' EXIT
+trap 'chattr -i "$tmp/store/segments" 2>/dev/null; chmod -R u+rwX "$tmp"; rm -rf "$tmp"' EXIT
 rc=0
 python3 "$@" || rc=$?
 if [ $rc -ne 0 ]; then
