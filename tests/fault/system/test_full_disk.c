@@ -105,6 +105,7 @@ static void full_and_back(void **state)
 {
     (void)state;
     imp_world w;
+    imp_stats st;
     imp_fault faults[IMP_FAULTS_MAX];
     int n = 0;
     mount_disk("size=14m");
@@ -115,6 +116,10 @@ static void full_and_back(void **state)
     assert_in_range(n, 4, MOST - 2);
     fill();
     assert_int_equal(store_one(&w, n + 1), IMP_E_FULL);
+    /* The ballast isn't for new entries, and nothing goes for them. */
+    assert_true(there("ballast"));
+    assert_int_equal(imp_store_stats(w.store, &st), 0);
+    assert_int_equal(st.evicted_nodes, 0);
     int n_faults = imp_store_faults(w.store, faults);
     assert_true(n_faults > 0);
     for (int i = 0; i < n_faults; i++) assert_int_equal(faults[i].status, IMP_E_FULL);
