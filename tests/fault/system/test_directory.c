@@ -18,7 +18,7 @@
 #include "support/store_world.h"
 #include "support/support.h"
 
-enum { N = 220, NOBODY = 65534, YEAR_S = 365 * 86400 };
+enum { N = 220, NOBODY = 65534, MOST_NODES = 64, YEAR_S = 365 * 86400 };
 
 static char top[256], dir[sizeof top + 8];
 static bool can_mount;
@@ -150,7 +150,7 @@ static void replaced(void **state)
 static void unmounted(void **state)
 {
     (void)state;
-    if (!can_mount) return;
+    if (!can_mount) skip();
     imp_world w;
     imp_fault faults[IMP_FAULTS_MAX];
     run("mkdir store");
@@ -170,6 +170,43 @@ static void unmounted(void **state)
     comes_back(&w, 1);
     assert_int_equal(found(&w, 0), N);
     close_and_look(&w, 1);
+    assert_int_equal(umount2(dir, MNT_DETACH), 0);
+}
+
+/* The kernel makes no file system read-only while a store on it is open for writing; one that is made so between two
+ * openings can be looked at, and is written to again when it may be. */
+static void remounted(void **state)
+{
+    (void)state;
+    if (!can_mount) skip();
+    imp_world w;
+    imp_store_opts opts;
+    run("mkdir store");
+    assert_int_equal(mount("tmpfs", dir, "tmpfs", 0, "size=8m,mode=700"), 0);
+    open_with_one(&w);
+    assert_int_equal(mount(NULL, dir, NULL, MS_REMOUNT | MS_RDONLY, NULL), -1);
+    assert_int_equal(errno, EBUSY);
+    assert_int_equal(store(&w, 1), 0); /* and the try did no harm */
+    imp_world_close(&w);
+
+    assert_int_equal(mount(NULL, dir, NULL, MS_REMOUNT | MS_RDONLY, NULL), 0);
+    assert_int_equal(imp_world_open(&w, dir, NULL, NULL), IMP_E_PERM);
+    assert_non_null(strstr(imp_last_error(), strerror(EROFS)));
+    imp_world_opts(&opts);
+    opts.flags = IMP_STORE_READONLY;
+    assert_int_equal(imp_world_open(&w, dir, &opts, NULL), 0);
+    assert_int_equal(found(&w, 0), N);
+    assert_int_equal(store(&w, 2), 0); /* which stores nothing */
+    assert_int_equal(found(&w, 2), 0);
+    assert_int_equal(found(&w, 1), N);
+    assert_int_equal(imp_store_faults(w.store, NULL), 0);
+    imp_world_close(&w);
+
+    assert_int_equal(mount(NULL, dir, NULL, MS_REMOUNT, NULL), 0);
+    open_with_one(&w);
+    assert_int_equal(found(&w, 1), N);
+    assert_int_equal(store(&w, 2), 0);
+    close_and_look(&w, 2);
     assert_int_equal(umount2(dir, MNT_DETACH), 0);
 }
 
@@ -239,6 +276,66 @@ static void clock_set(void **state)
     }
 }
 
+static int pin_node(const imp_node_info *node, void *user)
+{
+    uint64_t *nodes = user;
+    if (nodes[0] == MOST_NODES) return -1;
+    nodes[++nodes[0]] = node->id;
+    return 0;
+}
+
+/* Entries have an age, and the clock jumps: forward, all that isn't pinned is old; back, nothing is. */
+static void clock_set_with_ttl(void **state)
+{
+    (void)state;
+    static const int64_t jumps[] = {YEAR_S, -YEAR_S};
+    for (size_t j = 0; j < sizeof jumps / sizeof jumps[0]; j++) {
+        bool ahead = jumps[j] > 0;
+        imp_world w;
+        imp_stats st;
+        imp_gc_report gc;
+        imp_store_opts opts;
+        uint64_t nodes[1 + MOST_NODES] = {0};
+        imp_world_opts(&opts);
+        opts.ttl_s = 3600;
+        preload_clock(0);
+        assert_int_equal(imp_world_open(&w, dir, &opts, NULL), 0);
+        assert_int_equal(store(&w, 0), 0);
+        assert_int_equal(imp_store_list(w.store, pin_node, nodes), 0);
+        assert_true(nodes[0] > 0);
+        for (uint64_t i = 1; i <= nodes[0]; i++) assert_int_equal(imp_store_pin(w.store, nodes[i], 1), 0);
+        for (int i = 1; i < 5; i++) assert_int_equal(store(&w, i), 0);
+
+        preload_clock(jumps[j]);
+        assert_int_equal(imp_store_gc(w.store, &gc), 0);
+        assert_int_equal(gc.evicted_nodes > 0, ahead);
+        for (int i = 0; i < 5; i++) assert_int_equal(found(&w, i), i == 0 || !ahead ? N : 0);
+        /* what is used by the new time stays by it */
+        assert_int_equal(store(&w, 7), 0);
+        assert_int_equal(imp_store_gc(w.store, &gc), 0);
+        assert_int_equal(gc.evicted_nodes, 0);
+        assert_int_equal(found(&w, 7), N);
+        imp_world_close(&w);
+        assert_int_equal(imp_world_open(&w, dir, &opts, NULL), 0);
+        for (int i = 0; i < 5; i++) assert_int_equal(found(&w, i), i == 0 || !ahead ? N : 0);
+        assert_int_equal(found(&w, 7), N);
+        imp_world_close(&w);
+
+        /* And set right again. What was used "later" is not older for it. */
+        preload_clock(0);
+        assert_int_equal(imp_world_open(&w, dir, &opts, NULL), 0);
+        assert_int_equal(found(&w, 0), N);
+        if (ahead) assert_int_equal(found(&w, 7), N);
+        assert_int_equal(store(&w, 8), 0);
+        assert_int_equal(found(&w, 8), N);
+        assert_int_equal(imp_store_stats(w.store, &st), 0);
+        assert_int_equal(st.disk_bytes, imp_world_du(dir));
+        assert_int_equal(imp_world_verify(&w, false, true), 0);
+        imp_world_close(&w);
+        run("rm -rf store");
+    }
+}
+
 /* A mount of our own, which ends with this process. */
 static bool may_mount(void)
 {
@@ -252,6 +349,7 @@ int main(void)
     can_mount = root && may_mount();
     if (!can_mount) printf("without unmounting: this user may not\n");
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-    const struct CMUnitTest tests[] = {TEST(removed), TEST(replaced), TEST(unmounted), TEST(read_only), TEST(clock_set)};
+    const struct CMUnitTest tests[] = {TEST(removed), TEST(replaced), TEST(unmounted),
+                                       TEST(remounted), TEST(read_only), TEST(clock_set), TEST(clock_set_with_ttl)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
