@@ -45,6 +45,8 @@ static int set_up(void **state)
 static int tear_down(void **state)
 {
     preload_watch(NULL, NULL);
+    preload_fs(0);
+    unsetenv("IMPRESS_ANY_FS");
     imp_test_remove_dir(*state);
     return 0;
 }
@@ -352,10 +354,46 @@ static void started_without(void **state)
     }
 }
 
+/* A network's file system, whose locks don't hold: refused with its name, and nothing is made or changed there. */
+static void on_a_network(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t type;
+        const char *name;
+    } plan[] = {{0x6969, "NFS"}, {0xff534d42, "CIFS"}, {0x65735546, "FUSE"}};
+    imp_world w;
+    char command[1024];
+    struct stat st;
+    make_base();
+    snprintf(command, sizeof command, "diff -r '%s' '%s' >/dev/null", base, at);
+    preload_watch(at, NULL);
+    for (size_t i = 0; i < sizeof plan / sizeof plan[0]; i++) {
+        for (start from = FROM_BASE; from <= FROM_NONE; from++) {
+            begin(from);
+            preload_fs(plan[i].type);
+            assert_int_equal(setenv("IMPRESS_ANY_FS", "0", 1), 0);
+            assert_int_equal(imp_world_open(&w, at, NULL, NULL), IMP_E_UNSUPPORTED);
+            assert_non_null(strstr(imp_last_error(), plan[i].name));
+            assert_non_null(strstr(imp_last_error(), at));
+            assert_null(strchr(imp_last_error(), '\n'));
+            if (from == FROM_BASE) assert_int_equal(system(command), 0);
+            if (from == FROM_EMPTY) assert_int_equal(rmdir(at), 0);
+            if (from == FROM_NONE) assert_int_equal(stat(at, &st), -1);
+            assert_int_equal(setenv("IMPRESS_ANY_FS", "1", 1), 0);
+            begin(from);
+            look_after(plan[i].name, from == FROM_BASE);
+            assert_int_equal(unsetenv("IMPRESS_ANY_FS"), 0);
+            preload_fs(0);
+            look_after(plan[i].name, from == FROM_BASE);
+        }
+    }
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {TEST(every_call), TEST(back_by_itself), TEST(headers_not_read),
-                                       TEST(started_without)};
+                                       TEST(started_without), TEST(on_a_network)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
