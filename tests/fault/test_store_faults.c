@@ -206,15 +206,13 @@ static void every_flip(void **state)
     rich = false;
 }
 
-static void every_allocation(void **state)
+static void every_allocation_here(bool all)
 {
-    (void)state;
-    rich = imp_test_seed() / 7 % 2;
     make_old(base);
-    run("cp -a '%s' '%s'", base, at);
+    copy_store(base, at);
     imp_alloc_fail_at(0, 0);
     live(at);
-    uint64_t n = imp_alloc_fail_at(0, 0) + 3, step = n / (uint64_t)imp_test_rounds(150) + 1;
+    uint64_t n = imp_alloc_fail_at(0, 0) + 3, step = all ? 1 : n / (uint64_t)imp_test_rounds(150) + 1;
     /* A stride that changes with the seed, so that over time each one is tried. */
     for (uint64_t nth = 1 + imp_test_seed() % step; nth <= n; nth += step) {
         copy_store(base, at);
@@ -222,6 +220,19 @@ static void every_allocation(void **state)
         live(at);
         imp_alloc_fail_at(0, 0);
         look_after(at, true, "allocation", nth);
+    }
+    if (all) fprintf(stderr, "%s: %llu allocations failed\n", rich ? "rich" : "plain", (unsigned long long)n);
+}
+
+/* IMP_FAULTS=all: each of them, in both kinds of stores; else some, of one kind, by the seed. */
+static void every_allocation(void **state)
+{
+    (void)state;
+    const char *text = getenv("IMP_FAULTS");
+    bool all = text && strcmp(text, "all") == 0;
+    for (int turn = 0; turn < 2; turn++) {
+        rich = turn;
+        if (all || imp_test_seed() / 7 % 2 == (uint64_t)turn) every_allocation_here(all);
     }
     rich = false;
 }
