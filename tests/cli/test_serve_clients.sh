@@ -217,7 +217,7 @@ def all_computed(r):
             r.json["impress"]["tokens"] == {"live": 0, "loaded": 0, "computed": r.usage["prompt_tokens"]})
 
 
-p, q, n = words(50, 41), words(30, 42), 0
+p, q, n = words(40, 41), words(16, 42), 0
 for r in at_once([lambda: of_anne(p), lambda: of_bert(p)]):
     ok(all_computed(r), r)
     n += r.usage["prompt_tokens"]
@@ -242,7 +242,7 @@ old = aged.complete(words(14, 60), 1)
 
 # One tenant floods the store with five times its limit; the other keeps its prefix, and `du` keeps to the limit: above
 # it is at most what was just removed, one segment, and the catalogue's log, which is three times its share too large.
-LIMIT, SEGMENT = 3 << 20, 1 << 20
+LIMIT, SEGMENT = 5 << 19, 1 << 20
 s = Server("--slots", "1", "--ctx-size", "512", "--min-store", "16", "--chunk", "16", "--host-cache", "0",
            "--limit", str(LIMIT), "--tenant-share", "50", store="shares",
            env={"IMPRESS_API_KEY": "key-of-anne-1,key-of-bert-1", "IMPRESS_ADMIN_KEY": "key-of-the-admin"})

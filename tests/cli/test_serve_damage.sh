@@ -7,14 +7,14 @@ export tmp IMPRESS IMPRESS_MODEL
 timeout 600 python3 - <<'PY' || failures=1
 from serve import *
 
-options = ("--slots", "1", "--ctx-size", "512", "--min-store", "16", "--chunk", "16", "--host-cache", "0",
+options = ("--slots", "1", "--ctx-size", "512", "--min-store", "8", "--chunk", "16", "--host-cache", "0",
            "--reorder-period", "never")
 store = os.environ["tmp"] + "/store"
 
 # A prompt that grew in two turns, so that it lies in three segments; a copy of it for each kind of damage, by its salt.
-turns = [words(14, 1)]
-turns.append(turns[0] + " " + words(10, 2))
-turns.append(turns[1] + count(10))
+turns = [words(11, 1)]
+turns.append(turns[0] + " " + words(6, 2))
+turns.append(turns[1] + count(10, 4))
 
 
 def block_short(path):

@@ -8,7 +8,7 @@ timeout 600 python3 - <<'PY' || failures=1
 from serve import *
 
 MIB = 1 << 20
-LIMIT = 4 * MIB
+LIMIT = 3 * MIB
 store = os.environ["tmp"] + "/store"
 options = ("--slots", "1", "--ctx-size", "512", "--min-store", "16", "--chunk", "16", "--threads", "1",
            "--host-cache", "0", "--reorder-period", "never", "--limit", str(LIMIT))
@@ -20,7 +20,7 @@ shared = words(16, 1)
 
 
 def prompt(who, i):
-    return shared + " " + words(6, 100 * who + i + 10) + count(10 * (i + 1) + who)
+    return shared + " " + words(6, 100 * who + i + 10) + count(10 * (i + 1) + who, 4)
 
 
 def program(*argv):
@@ -41,7 +41,7 @@ N = 2
 alone = [None, None]
 at_once([lambda w=w: alone.__setitem__(w, [ask(w, w, i, cache="off") for i in range(N)]) for w in range(2)])
 ok(all(r.status == 200 and r.cached == 0 for rs in alone for r in rs), alone)
-ok(alone[0][0].text.startswith(" 17"), alone[0][0])
+ok(alone[0][0].text.startswith(" 14"), alone[0][0])
 
 # What one has stored the other one finds.
 a, b = servers
@@ -54,7 +54,7 @@ ok(r.text == first.text == alone[0][0].text, (first, r))
 
 def other_space():
     text = os.environ["tmp"] + "/text"
-    open(text, "w").write(words(20, 3))
+    open(text, "w").write(words(12, 3))
     return program("run", "-m", os.environ["IMPRESS_MODEL"], "--cache-type", "q8_0", "--store", store, "--limit",
                    str(LIMIT), "--min-store", "16", "--threads", "1", "-n", "2", "-f", text, "-p", "And?", "--raw")
 
@@ -91,7 +91,7 @@ def client(who):
             r = ask(who, which, i)
             if r.status != 200 or r.text != alone[which][i].text:
                 wrong.append((who, which, i, r, alone[which][i].text))
-        r = servers[who].complete(words(24, 1000 * who + i + 500), 1)
+        r = servers[who].complete(words(16, 1000 * who + i + 500), 1)
         if r.status != 200:
             wrong.append((who, i, r))
     return wrong
