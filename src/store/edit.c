@@ -61,6 +61,9 @@ int imp_edit_split(imp_store *s, imp_tree *tree, uint64_t id, uint32_t at, uint6
     lower_row.tokens += at;
     rc = imp_cat_put_node(s->cat, &upper_row);
     if (rc == 0) rc = imp_cat_put_node(s->cat, &lower_row);
+    /* The tail keeps times and hits (radix.h), for other processes too: to these a node without a row is one that nobody
+     * has used. */
+    if (rc == 0 && (n->hits > 0 || n->used_s > n->created_s)) rc = imp_cat_put_use(s->cat, *lower, n->hits, n->used_s);
     if (rc == 0 && a.left > 0) {
         rc = imp_radix_walk_below(tree->radix, id, adopt, &a);
         if (rc > 0) rc = 0;

@@ -339,6 +339,52 @@ static void shared_heads_outlive_floods(void **state)
     imp_world_close(&w);
 }
 
+typedef struct seen_node {
+    uint64_t first_token, n_tokens, hits;
+    int64_t used_s;
+} seen_node;
+
+typedef struct seen {
+    seen_node nodes[16];
+    size_t n;
+} seen;
+
+static int note_node(const imp_node_info *node, void *user)
+{
+    seen *s = user;
+    assert_true(s->n < 16);
+    s->nodes[s->n++] = (seen_node){node->first_token, node->n_tokens, node->hits, node->used_s};
+    return 0;
+}
+
+/* A prefix in use that others leave half-way is in use still, as every process sees it. */
+static void a_split_keeps_the_use(void **state)
+{
+    enum { N = 64, AT = 40, HITS = 6 };
+    imp_world w, other;
+    int32_t tokens[N];
+    seen here = {.n = 0}, there_too = {.n = 0};
+    assert_int_equal(imp_world_open(&w, *state, NULL, NULL), 0);
+    sequence(tokens, N, 1000);
+    assert_int_equal(imp_world_commit(&w, tokens, N, 0, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    for (int i = 0; i < HITS; i++) assert_int_equal(imp_world_check(&w, tokens, N, true), N);
+    sequence(tokens + AT, N - AT, 5000);
+    assert_int_equal(imp_world_commit(&w, tokens, N, 0, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    assert_int_equal(imp_store_list(w.store, note_node, &here), 0);
+    assert_int_equal(here.n, 3);
+    int n_tails = 0;
+    for (size_t i = 0; i < here.n; i++) n_tails += here.nodes[i].first_token == AT && here.nodes[i].hits >= HITS;
+    assert_int_equal(n_tails, 1);
+
+    assert_int_equal(imp_world_open(&other, *state, NULL, NULL), 0);
+    assert_int_equal(imp_store_list(other.store, note_node, &there_too), 0);
+    assert_memory_equal(&there_too, &here, sizeof here);
+    imp_world_close(&other);
+    imp_world_close(&w);
+}
+
 /* ---- tenants */
 
 enum { TENANTS = 3 };
@@ -556,7 +602,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(smaller_after_a_restart), TEST(a_log_evicts_nothing), TEST(too_old), TEST(too_old_while_it_runs),
         TEST(refused_once),
-        TEST(shared_heads_outlive_floods), TEST(floods_hit_their_own), TEST(pinned_shares), TEST(nothing_to_tell_by),
+        TEST(shared_heads_outlive_floods), TEST(a_split_keeps_the_use), TEST(floods_hit_their_own), TEST(pinned_shares), TEST(nothing_to_tell_by),
         TEST(ballast_is_mended), TEST(ballast_where_the_limit_is_known),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
