@@ -11,7 +11,7 @@ from serve import *
 key = "key-of-the-admin"
 s = Server("--slots", "1", "--ctx-size", "1024", store="faulty", env={"IMPRESS_ADMIN_KEY": key})
 segments = os.environ["tmp"] + "/faulty/segments"
-one, two, three = (words(150, seed) for seed in (31, 32, 33))
+one, two, three = (words(80, seed) for seed in (31, 32, 33))
 
 def stats():
     return s.get("/admin/stats", headers={"Authorization": "Bearer " + key}).json["store"]
