@@ -234,11 +234,12 @@ typedef struct imp_store_opts {
     unsigned flags;              /* IMP_STORE_... */
     imp_order order;             /* these three for segments written from now on; existing ones stay readable */
     imp_rest rest;
-    uint32_t chunk_tokens;       /* 0: 64 */
+    uint32_t chunk_tokens;       /* 0: 64, and segments that are written anew (reorder, gc) keep what they have */
     imp_cache cache;             /* policy of the tiers, for loads without options of their own */
     uint64_t device_cache_bytes; /* device tier, in front of the host tier: a chunk is in one of them. In this version
                                     it is memory of the host too; 0: none */
-    unsigned keep;               /* IMP_KEEP_..., for segments written from now on */
+    unsigned keep;               /* IMP_KEEP_..., for segments written from now on. What is written anew keeps what lies
+                                    beside its rows, and is PAIRED as this says, or with 0 as it was */
     uint32_t n_probe_heads;      /* query heads whose keys IMP_KEEP_PROBE keeps: those of the KV heads that the first so
                                     many heads use; 0: 3, as the paper */
     unsigned probe_spread;       /* 1: for probe heads that use KV heads of their own (imp_load_opts.probe_spread) */
@@ -716,8 +717,8 @@ typedef struct imp_reorder_report {
     uint64_t freed_bytes;   /* rows of evicted nodes that a segment still held */
 } imp_reorder_report;
 
-/* Write segments anew, now, whose statistics have changed, or that hold rows of evicted nodes: in the store's order.
- * What a token gets doesn't change by that, to the bit. Room for each copy is made as for a commit. `report` may be
+/* Write segments anew, now, whose statistics have changed, or that hold rows of evicted nodes: in the store's order, and
+ * in chunks as chunk_tokens and keep say. What a token gets doesn't change by that, to the bit. Room for each copy is made as for a commit. `report` may be
  * NULL; on failure it tells what was done until then. IMP_E_FULL where there is no room for the next one; segments that
  * can't be read are left as they are, and the log tells. */
 int imp_store_reorder(imp_store *store, imp_reorder_report *report);

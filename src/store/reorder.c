@@ -372,15 +372,16 @@ static look look_again(const moving *mv)
     return k;
 }
 
-/* As the store's options want it now; how rows are encoded, and what lies beside them, stays. */
+/* In the order that the store's options want now. How rows are encoded, and what lies beside them, stays; so do chunks,
+ * where the options don't say how they are to be. */
 static int make_layout(moving *mv)
 {
     imp_store *s = mv->s;
     imp_seg_meta m = *imp_seg_layout_meta(mv->from->layout);
     m.n_tokens = mv->end;
     m.order = s->opts.order;
-    m.chunk_tokens = s->opts.chunk_tokens;
-    m.paired = s->opts.keep & IMP_KEEP_PAIRED;
+    if (!s->own_chunks) m.chunk_tokens = s->opts.chunk_tokens;
+    if (s->opts.keep) m.paired = s->opts.keep & IMP_KEEP_PAIRED;
     m.alignment = imp_io_alignment(s->io);
     m.core_tokens = m.order == IMP_ORDER_CORE ? imp_order_core_tokens(m.n_tokens, m.chunk_tokens) : 0;
     do m.segment = imp_rng_u64(&s->rng);

@@ -189,6 +189,7 @@ static int new_store(const imp_store_opts *given, imp_store **out)
     s->dir_fd = s->lock_fd = s->live_fd = -1;
     s->pid = getpid();
     s->opts = opts;
+    s->own_chunks = !given || given->chunk_tokens == 0;
     s->readonly = opts.flags & IMP_STORE_READONLY;
     imp_rng_seed_os(&s->rng);
     rc = make_sync(s);

@@ -210,6 +210,7 @@ struct imp_store {
     int dir_fd, lock_fd, live_fd;
     uint64_t instance;
     imp_store_opts opts;
+    bool own_chunks;          /* no size was named: a segment that is written anew keeps its own */
     bool readonly;
     imp_key *key; /* of what is encrypted on disk; NULL: nothing is */
     imp_io *io;

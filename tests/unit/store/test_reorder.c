@@ -301,8 +301,9 @@ static void every_kind_of_segment(void **state)
         imp_reorder_report r;
         imp_world_opts(&opts);
         opts.order = (imp_order)below(&rng, 3);
-        opts.chunk_tokens = 16 * (1 + below(&rng, 6));
-        opts.keep = below(&rng, 2) ? IMP_KEEP_PAIRED : 0;
+        opts.chunk_tokens = 16 * below(&rng, 7); /* 0: theirs */
+        static const unsigned keeps[] = {0, IMP_KEEP_PAIRED, IMP_KEEP_PROBE};
+        opts.keep = keeps[below(&rng, 3)];
         assert_int_equal(imp_store_open(dir, &opts, &s), 0);
         dump before = dump_prompt(s, space, tokens, n);
         assert_int_equal(before.n_tokens, n);
@@ -454,6 +455,94 @@ static void evicted_rows(void **state)
         assert_int_equal(imp_world_rebuild(dir), 0);
         assert_int_equal(imp_world_open(&w, dir, NULL, NULL), 0);
         assert_int_equal(imp_world_check(&w, tokens, 64, true), 40);
+        imp_world_close(&w);
+    }
+}
+
+static int take_info(const imp_node_info *node, void *user)
+{
+    *(imp_node_info *)user = *node; /* of the last: only numbers are used */
+    return 0;
+}
+
+static imp_node_info info_of(imp_world *w)
+{
+    imp_node_info info = {0};
+    assert_int_equal(imp_store_list(w->store, take_info, &info), 0);
+    return info;
+}
+
+/* Who names no size of chunks and nothing to keep gives others' segments another order, and nothing else. */
+static void layouts_stay(void **state)
+{
+    enum { N = 64, STAY = 40 };
+    imp_world w;
+    imp_store_opts rich, plain, other;
+    imp_reorder_report r;
+    int32_t tokens[N], more[N];
+    imp_world_rich_opts(&rich);
+    rich.order = IMP_ORDER_TOKEN;
+    imp_store_opts_init(&plain);
+    plain.key_file = rich.key_file;
+    plain.min_store_tokens = 4;
+    plain.reorder_period_s = UINT32_MAX;
+    plain.order = IMP_ORDER_CORE;
+    other = plain;
+    other.chunk_tokens = 32;
+    other.keep = IMP_KEEP_PROBE;
+    for (int i = 0; i < N; i++) more[i] = tokens[i] = i;
+    more[STAY] = 999;
+    for (int how = 0; how < 4; how++) {
+        char name[16];
+        snprintf(name, sizeof name, "%d", how);
+        const char *dir = imp_test_path(*state, name);
+        assert_int_equal(imp_world_open(&w, dir, &rich, NULL), 0);
+        assert_int_equal(imp_world_commit(&w, tokens, N, 0, 0, NULL), 0);
+        assert_int_equal(imp_store_flush(w.store), 0);
+        if (how > 0) { /* rows that nobody uses */
+            assert_int_equal(imp_world_commit(&w, more, N, STAY, 0, NULL), 0);
+            assert_int_equal(imp_store_flush(w.store), 0);
+            assert_int_equal(imp_store_remove(w.store, node_at(&w, more, N)), 0);
+            assert_int_equal(imp_store_remove(w.store, node_at(&w, tokens, N)), 0);
+        }
+        imp_node_info was = info_of(&w);
+        assert_true(was.chunk_tokens == 16 && was.paired && was.sketch_bits > 0 && was.probe_heads > 0);
+        assert_int_equal(was.rest, IMP_REST_Q8);
+        imp_world_close(&w);
+
+        assert_int_equal(imp_world_open(&w, dir, &plain, NULL), 0);
+        if (how < 2) assert_int_equal(imp_store_reorder(w.store, &r), 0);
+        if (how == 2) assert_int_equal(imp_store_gc(w.store, NULL), 0);
+        if (how == 3) imp_reorder_step(w.store);
+        imp_node_info is = info_of(&w);
+        assert_int_not_equal(is.segment, was.segment); /* it was written anew */
+        assert_int_equal(is.order, IMP_ORDER_CORE);
+        assert_int_equal(is.chunk_tokens, was.chunk_tokens);
+        assert_int_equal(is.paired, was.paired);
+        assert_int_equal(is.sketch_bits, was.sketch_bits);
+        assert_int_equal(is.probe_heads, was.probe_heads);
+        assert_int_equal(is.rest, was.rest);
+        assert_int_equal(imp_world_check(&w, tokens, N, true), how ? STAY : N);
+        assert_int_equal(imp_world_verify(&w, false, true), 0);
+        if (how == 0) { /* new ones are as the defaults say */
+            for (int i = 0; i < N; i++) more[i] = 5000 + i;
+            assert_int_equal(imp_world_commit(&w, more, N, 0, 0, NULL), 0);
+            assert_int_equal(imp_store_flush(w.store), 0);
+            is = info_of(&w);
+            assert_true(is.chunk_tokens == 64 && !is.paired && is.sketch_bits == 0);
+            for (int i = 0; i < N; i++) more[i] = i == STAY ? 999 : i;
+            assert_int_equal(imp_store_remove(w.store, is.id), 0);
+        }
+        imp_world_close(&w);
+
+        /* and who says how, is heard */
+        other.order = IMP_ORDER_TOKEN;
+        assert_int_equal(imp_world_open(&w, dir, &other, NULL), 0);
+        assert_int_equal(imp_store_reorder(w.store, &r), 0);
+        assert_int_equal(r.n_reordered, 1);
+        is = info_of(&w);
+        assert_true(is.chunk_tokens == 32 && !is.paired && is.sketch_bits == was.sketch_bits);
+        assert_int_equal(imp_world_check(&w, tokens, N, true), how ? STAY : N);
         imp_world_close(&w);
     }
 }
@@ -1201,7 +1290,7 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
-        TEST(every_kind_of_segment), TEST(by_importance),    TEST(evicted_rows),   TEST(background),
+        TEST(every_kind_of_segment), TEST(by_importance),    TEST(evicted_rows), TEST(layouts_stay),   TEST(background),
         TEST(no_room),               TEST(full),             TEST(closed_meanwhile), TEST(in_memory),
         TEST(against_a_twin),        TEST(two_processes),    TEST(lost_race),      TEST(beside_readers),
         TEST(both_files_left),       TEST(every_io_error),   TEST(every_allocation), TEST(bad_chunk_on_the_way),
