@@ -7,7 +7,20 @@ python3 browser.py || { echo "skipped: no Chromium (scripts/deps.sh --ui install
 export tmp IMPRESS IMPRESS_MODEL
 timeout 800 python3 - <<'PY' || failures=1
 from browser import *
+from decimal import ROUND_HALF_UP, Decimal
 from serve import *
+
+def fixed(x, digits):  # as toFixed does it
+    return str(Decimal(x).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
+
+def share(part, whole):
+    return fixed(100 * part / whole, 1) + " %" if whole else "\u2013"
+
+def size(n):
+    i = 0
+    while n >= 1024:
+        n, i = n / 1024, i + 1
+    return (fixed(n, 1 if n < 10 else 0) if i else "%d" % n) + " " + ("B", "KiB", "MiB", "GiB")[i]
 
 admin_key = "admin-key-%d" % random.randrange(1 << 30)
 handbook, other = words(220, 5), words(120, 6)
@@ -68,15 +81,59 @@ ok("The admin key is right." in b.eval("document.querySelector('#status').textCo
 ok(b.eval("document.querySelector('#key').value") == "", "the key doesn't stay in the field")
 ok(b.eval("document.querySelectorAll('[role=meter]').length") == 3, "three tiers")
 
-# Meanwhile requests: from live cells, another prompt, and one more from the store.
-for i in range(8):
-    s.complete((handbook + words(45, 20 + i % 3) if i % 4 else other) + count(i * 7), 2)
+# Meanwhile requests: one computed, the same from live cells, then from the store, with another prompt among them.
+for i in range(10):
+    s.complete((handbook + words(45, 20 + i % 3) if i % 4 else other) + count(i * 7) if i > 1 else count(3), 2)
     s.wait_for(s.idle, "an idle server")
     time.sleep(1)
 ok(b.wait("document.querySelectorAll('#ttft-chart rect').length > 0", "columns"), "the split is drawn")
 ok(b.wait("/answers/.test(document.querySelector('#ttft-chart').getAttribute('aria-label'))", "text"), "and told")
 ok(b.eval("document.querySelector('#ttft').tBodies[0].rows.length") == 7, "parts, and all of it")
 ok("were computed" in b.eval("document.querySelector('#tokens').textContent"), "tokens")
+
+# Where prefixes came from, and how full the tiers are: what /metrics says, number by number. It looks every two seconds.
+def same(got, want, what):
+    for _ in range(60):
+        g, w = got(), want()
+        if g == w:
+            return
+        time.sleep(0.5)
+    ok(False, "%s: %s, not %s" % (what, g, w))
+
+def page_hits():
+    return b.eval("[...document.querySelector('#hits').tBodies[0].rows].map((r) => [...r.cells].map((c) => c.textContent))")
+
+def true_hits():
+    m = s.metrics()
+    way = lambda w: m['impress_prompts_total{way="%s"}' % w]
+    hits = lambda t: m['impress_prefix_hits_total{tier="%s"}' % t]
+    n = sum(map(way, ("computed", "live", "whole", "partial")))
+    return [["Live cells", share(way("live"), n), "%d" % way("live"), ""],
+            *([t.title(), share(hits(t), n), "%d" % hits(t), size(m['impress_prefix_bytes_total{tier="%s"}' % t])]
+              for t in ("device", "host", "disk")),
+            ["Nowhere: computed", share(way("computed"), n), "%d" % way("computed"), ""]]
+
+same(page_hits, true_hits, "the tiers' hits")
+hits = [r[2] for r in true_hits()]
+ok("0" not in hits[:1] + hits[2:], "live cells, host, disk and nowhere have something to show: %s" % hits)
+ok(len(set(hits)) > 2, "and not all the same: %s" % hits)
+
+def page_meters():
+    return b.eval("[...document.querySelectorAll('[role=meter]')].map((e) => [e.getAttribute('aria-label'), "
+                  "e.getAttribute('aria-valuenow'), e.getAttribute('aria-valuetext')])")
+
+def true_meters():
+    m = s.metrics()
+    rows = [("Device", m['impress_tier_bytes{tier="device"}'], 0), ("Host", m['impress_tier_bytes{tier="host"}'], 16 << 20),
+            ("Disk", m["impress_store_bytes"], 256 << 20)]
+    return [[name, fixed(100 * n / limit, 1), "%s of %s, %s" % (size(n), size(limit), share(n, limit))] if limit
+            else [name, "0.0", "not in use"] for name, n, limit in rows]
+
+same(page_meters, true_meters, "the tiers' meters")
+full = {name: float(now) for name, now, _ in page_meters()}
+ok(0 < full["Disk"] < 100 and full["Host"] > 0, full)
+wide = b.eval("[...document.querySelectorAll('.bar')].map((e) => 100 * e.firstChild.getBoundingClientRect().width / e.clientWidth)")
+ok(all(abs(w - n) < 1 for w, n in zip(wide, full.values())), "bars as long as what they tell: %s" % wide)
 
 # The tree by keyboard: to it, down, select, unfold; what is selected is told and shown.
 b.eval("document.querySelector('#refresh').focus()")
@@ -99,10 +156,33 @@ ok(b.wait("!document.querySelector('#detail').hidden && document.querySelector('
 ok(focused() == item and b.eval("document.activeElement.getAttribute('aria-selected')") == "true", "selected, and still there")
 note = b.eval("document.querySelector('#strip-note').textContent")
 ok("importan" in note.lower() and note == b.eval("document.querySelector('#strip').getAttribute('aria-label')"), note)
-nodes = {n["id"]: n for n in s.request("GET", "/admin/prefixes", headers={"Authorization": "Bearer " + admin_key}).json["data"]}
-chosen = nodes[int(item[1:])]
-facts = b.eval("document.querySelector('#facts').textContent")
-ok("%d, from %d" % (chosen["tokens"], chosen["first_token"]) in facts.replace(",", "", 1) or str(chosen["tokens"]) in facts, facts)
+def node_list():
+    reply = s.get("/admin/prefixes", headers={"Authorization": "Bearer " + admin_key})
+    return {n["id"]: n for n in reply.json["data"]}
+
+def true_facts():
+    n = node_list()[int(item[1:])]
+    return {"Tokens": "%d, from %d" % (n["tokens"], n["first_token"]), "Size": size(n["bytes"]), "Hits": "%d" % n["hits"],
+            "Kind": "derived" if n["derived"] else "exact"}
+
+def page_facts():
+    facts = b.eval("Object.fromEntries([...document.querySelectorAll('#facts > div')].map((d) => "
+                   "[d.querySelector('dt').textContent, d.querySelector('dd').textContent]))")
+    ok({"Stored", "Used"} <= set(facts) and all(facts.values()), facts)
+    return {k: facts.get(k) for k in ("Tokens", "Size", "Hits", "Kind")}
+
+same(page_facts, true_facts, "the prefix that was chosen")
+chosen = node_list()[int(item[1:])]
+ok(chosen["hits"] > 0 and chosen["bytes"] > 0, chosen)
+
+# How important its tokens are: there are requests that told, a column for each token, none of them of no height.
+told = s.get("/admin/prefixes/%d/importance" % chosen["id"], headers={"Authorization": "Bearer " + admin_key}).json
+ok(told["source"] == "requests" and len(told["values"]) == chosen["tokens"] < 600, (told["source"], chosen))
+ok("the mean over %d requests" % told["requests"] in note, note)
+columns = re.findall(r"M[\d.]+ 90V([\d.]+)H[\d.]+V90Z", b.eval("(document.querySelector('#strip path') || document.body).getAttribute('d') || ''"))
+ok(len(columns) == chosen["tokens"], "%d columns of %d tokens" % (len(columns), chosen["tokens"]))
+highest = max(range(chosen["tokens"]), key=lambda i: told["values"][i])
+ok(columns and float(columns[highest]) == min(map(float, columns)) < 10, "the most important one is the highest: %s" % columns[:9])
 b.key("End")
 ok(focused() != item, "End goes to the last")
 b.key("Home")
@@ -158,8 +238,7 @@ b.key("Tab")
 b.key("Enter")
 gone = "![...document.querySelectorAll('[role=treeitem]')].some((e) => e.dataset.key === '%s')" % item
 ok(b.wait(gone, "dropped"), "dropped")
-left = s.request("GET", "/admin/prefixes", headers={"Authorization": "Bearer " + admin_key}).json["data"]
-ok(chosen["id"] not in [n["id"] for n in left], "and gone from the store")
+ok(chosen["id"] not in node_list(), "and gone from the store")
 
 # The policy holds: no script that isn't the page's, nothing from elsewhere.
 ok(len(b.errors()) == wrong, b.errors()[wrong:])
