@@ -460,9 +460,9 @@ static void on_completed(void *user, struct MHD_Connection *connection, void **c
     if (x->reply.close) x->reply.close(x->reply.stream, &x->r);
     bool whole = code == MHD_REQUEST_TERMINATED_COMPLETED_OK;
     metric_http(x->r.tenant ? x->r.tenant->number : METRIC_NOBODY, x->route ? x->route->path : "other", x->status);
-    json_t *line = json_pack("{s:s, s:s, s:s, s:i, s:f}", "id", x->r.id, "method", x->r.method, "path",
+    json_t *line = json_pack("{s:s, s:o?, s:s, s:i, s:f}", "id", x->r.id, "method", json_string(x->r.method), "path",
                              x->route ? x->route->path : "other", "status", x->status, "ms",
-                             (double)(app_now_ns() - x->r.start_ns) * 1e-6);
+                             (double)(app_now_ns() - x->r.start_ns) * 1e-6); /* a method may be no text: null */
     if (line) json_object_update(line, x->r.log);
     if (line && !whole) json_object_set_new(line, "cut", json_true());
     log_event("info", "request", line);
@@ -514,6 +514,8 @@ static void on_daemon_log(void *user, const char *fmt, va_list ap)
     (void)user;
     vsnprintf(line, sizeof line, fmt, ap);
     line[strcspn(line, "\n")] = '\0';
+    for (char *c = line; *c; c++) /* it may name a path, which may hold anything */
+        if (*c < ' ' || *c > '~') *c = '?';
     log_event("debug", "http", json_pack("{s:s}", "message", line));
 }
 
