@@ -90,7 +90,7 @@ valgrind: ## build without llama.cpp, run all tests of that under valgrind (hour
 
 FUZZ_SECONDS ?= 60
 .PHONY: fuzz
-fuzz: ## fuzz each reader of foreign bytes and the library (FUZZ_SECONDS=60 each; FUZZ="api oai": only these)
+fuzz: ## fuzz each reader of foreign bytes and the library (FUZZ_SECONDS=60 each; FUZZ="api http": only these)
 	@$(call ready)
 	echo "== building with preset fuzz (in build-fuzz/)"
 	$(call configure,build-fuzz,fuzz,$(llama_flag))
