@@ -1,5 +1,5 @@
-/* A power cut: kill -9 keeps what the page cache holds, a power cut doesn't. All writes, syncs and changes of names of a
- * store's life are logged, the catalogue's too; then states are made that a disk may be in if the power goes at some
+/* A power cut: kill -9 keeps what the page cache holds, a power cut doesn't. All writes, syncs and changes of names of
+ * a store's life are logged, the catalogue's too; then states are made that a disk may be in if the power goes at some
  * moment: what was synced is there, of the rest any part, torn at sectors, later writes without earlier ones. Each is
  * opened: it starts, serves no wrong byte, keeps what was promised, and verifies.
  *
@@ -23,8 +23,9 @@
 #include "support/store_world.h"
 #include "support/support.h"
 
-enum { N_PROMPTS = 10, MAX_TOKENS = 260, SECTOR = 512, MAX_FILES = 512, MAX_NAMES = 256, STATES_WITHOUT = 200 };
-enum { FORGOTTEN = 1000, PINNED = 2000, UNPINNED }; /* marks; below them, and from FORGOTTEN on, a prompt's */
+enum { N_PROMPTS = 10, MAX_TOKENS = 260, SECTOR = 512, MAX_FILES = 512, MAX_NAMES = 256 };
+enum { STATES_WITHOUT = 200, STATES_REMOVED = 8 };
+enum { FORGOTTEN = 1000, REMOVED = 2000, PINNED = 3000, UNPINNED, STORING }; /* marks; below PINNED, and a prompt */
 
 /* Prompts that share beginnings, so that storing one splits another. */
 static size_t prompt(int which, int32_t *tokens)
@@ -34,7 +35,8 @@ static size_t prompt(int which, int32_t *tokens)
     return n;
 }
 
-/* ---- a life, logged. Marks: a prompt is stored for good, or is promised no more; something is pinned, or nothing. */
+/* ---- a life, logged. Marks: a prompt is stored for good, or is promised no more; it was removed, until something is
+ * stored again; something is pinned, or nothing. */
 
 /* What follows a rounded prefix counts as derived. */
 static bool rounded(imp_world *w) { return imp_store_options(w->store)->rest != IMP_REST_RAW; }
@@ -57,6 +59,7 @@ static void put(imp_world *w, int which)
     size_t n = prompt(which, tokens);
     int64_t known = check(w, tokens, n);
     assert_true(known >= 0);
+    preload_log_mark(STORING);
     assert_int_equal(commit(w, tokens, n, known), 0);
     assert_int_equal(check(w, tokens, n), n);
     preload_log_mark((uint64_t)which);
@@ -93,6 +96,10 @@ static void live(const char *dir, const imp_store_opts *first, const imp_store_o
     uint64_t node = pin_one(&w);
     forget_all();
     assert_int_equal(imp_store_remove(w.store, node), 0);
+    for (int i = 0; i < 4; i++) {
+        int32_t tokens[MAX_TOKENS];
+        if (check(&w, tokens, prompt(i, tokens)) == 0) preload_log_mark((uint64_t)(REMOVED + i));
+    }
     for (int i = 2; i < 6; i++) put(&w, i);
     assert_int_equal(imp_store_gc(w.store, NULL), 0); /* the catalogue is written anew */
     for (int i = 0; i < 3; i++) put(&w, i);
@@ -129,7 +136,7 @@ typedef struct disk {
     size_t n_names;
     size_t *pending; /* events on names */
     size_t n_pending, pending_room;
-    bool promised[N_PROMPTS], pinned;
+    bool promised[N_PROMPTS], removed[N_PROMPTS], pinned;
 } disk;
 
 static void append(size_t **list, size_t *n, size_t *room, size_t value)
@@ -275,7 +282,9 @@ static void step(disk *d, size_t event)
     int at = -1;
     switch (e->op) {
     case OP_MARK:
-        if (e->n_bytes >= PINNED) d->pinned = e->n_bytes == PINNED;
+        if (e->n_bytes == STORING) memset(d->removed, 0, sizeof d->removed);
+        else if (e->n_bytes >= PINNED) d->pinned = e->n_bytes == PINNED;
+        else if (e->n_bytes >= REMOVED) d->removed[e->n_bytes - REMOVED] = true;
         else d->promised[e->n_bytes % FORGOTTEN] = e->n_bytes < FORGOTTEN;
         break;
     case OP_CREATE:
@@ -394,6 +403,7 @@ static bool sound(const disk *d, const char *dir, const imp_store_opts *opts, ch
         assert_int_not_equal(n, IMP_WORLD_WRONG);
         bool lost = d->promised[i] && n < (int64_t)n_tokens - 3; /* a tail under min_store may be missing */
         if (n < 0 || lost) good = broken(line, "lost", (long long)n, i);
+        if (d->removed[i] && n > 0) good = broken(line, "back again", (long long)n, i);
     }
     if (good && d->pinned && imp_store_list(w.store, is_pinned, NULL) != 1) good = broken(line, "a pin lost", 0, 0);
     /* Segments whose bases aren't there have sketches that are of no use. */
@@ -435,14 +445,13 @@ static bool left_out(const preload_event *e, const omission *missing)
     return missing->is_it ? strcmp(e->path, missing->part) == 0 : strstr(e->path, missing->part) != NULL;
 }
 
-/* State `i`, without some syncs. */
-static bool one_state(life *l, size_t i, imp_rng *rng, const omission *missing, char line[256])
+/* A state after `last` events, without some syncs. */
+static bool one_state(life *l, size_t last, imp_rng *rng, const omission *missing, char line[256])
 {
     char command[600];
     disk *d = calloc(1, sizeof *d);
     assert_non_null(d);
     d->events = l->events;
-    size_t last = i == 0 ? l->n_events : 1 + imp_rng_below(rng, l->n_events);
     for (size_t k = 0; k < last; k++) {
         if (!left_out(&l->events[k], missing)) step(d, k);
     }
@@ -452,11 +461,23 @@ static bool one_state(life *l, size_t i, imp_rng *rng, const omission *missing, 
     assert_int_equal(system(command), 0);
     write_out(d, l->after);
     bool good = sound(d, l->after, &l->then, line);
-    if (!good && !missing) {
-        fail_msg("%s: state %zu, cut after %zu of %zu events: %s", l->name, i, last, l->n_events, line);
-    }
+    if (!good && !missing) fail_msg("%s: cut after %zu of %zu events: %s", l->name, last, l->n_events, line);
     disk_free(d);
     return good;
+}
+
+static size_t any_moment(const life *l, imp_rng *rng) { return 1 + imp_rng_below(rng, l->n_events); }
+
+/* Right behind the removal. */
+static size_t removed_at(const life *l)
+{
+    size_t last = 0;
+    for (size_t i = 0; i < l->n_events; i++) {
+        const preload_event *e = &l->events[i];
+        if (e->op == OP_MARK && e->n_bytes >= REMOVED && e->n_bytes < PINNED) last = i + 1;
+    }
+    assert_true(last > 0);
+    return last;
 }
 
 /* The mark of an encrypted store gets its name by a link, which isn't logged: to the log, its file is removed after a
@@ -492,7 +513,9 @@ static void power_cuts(life *l, const char *folder, size_t n, const omission *mi
     if (l->then.key_file) mark_is_renamed(l);
     assert_true(l->n_events > 200);
     imp_rng_seed(&rng, imp_test_seed());
-    for (size_t i = 0; i < n; i++) (void)one_state(l, i, &rng, NULL, line);
+    (void)one_state(l, l->n_events, &rng, NULL, line);
+    for (int i = 0; i < STATES_REMOVED; i++) (void)one_state(l, removed_at(l), &rng, NULL, line);
+    for (size_t i = 1; i < n; i++) (void)one_state(l, any_moment(l, &rng), &rng, NULL, line);
     fprintf(stderr, "%s: %zu states of %zu events, %zu promises kept\n", l->name, n, l->n_events, l->n_promised);
     assert_true(l->n_promised > 0);
 
@@ -500,7 +523,7 @@ static void power_cuts(life *l, const char *folder, size_t n, const omission *mi
     for (size_t m = 0; m < n_missing; m++) {
         const char *of = missing[m].part[0] ? missing[m].part : "the store's directory";
         size_t i = 1;
-        while (i < STATES_WITHOUT && one_state(l, i, &rng, &missing[m], line)) i++;
+        while (i < STATES_WITHOUT && one_state(l, any_moment(l, &rng), &rng, &missing[m], line)) i++;
         if (i == STATES_WITHOUT) fail_msg("%s: %d states don't need syncs of %s", l->name, STATES_WITHOUT, of);
         fprintf(stderr, "%s: without syncs of %s: %s\n", l->name, of, line);
     }
