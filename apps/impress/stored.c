@@ -19,3 +19,9 @@ size_t app_stored_tokens(imp_space *space, const int32_t *tokens, size_t n, uint
     if (node) *node = info.node;
     return info.n_matched < n ? info.n_matched : n;
 }
+
+bool app_is_stored(size_t n_stored, size_t n_tokens)
+{
+    enum { TAIL = 64 };
+    return n_stored <= n_tokens && n_tokens - n_stored < TAIL && n_stored >= n_tokens / 2;
+}

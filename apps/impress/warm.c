@@ -127,19 +127,20 @@ static int warm_one(warming *w, size_t i)
     if (rc) return rc;
     if (imp_llama_flush(w->ctx) < 0 || imp_store_flush(w->store) < 0) return app_fail("%s: %s", file, imp_last_error());
     size_t n_stored = app_stored_tokens(w->space, p->tokens, p->n, &node);
-    if (w->s->pin && node && imp_store_pin(w->store, node, 1) < 0) return app_fail("%s: %s", file, imp_last_error());
+    bool pinned = w->s->pin && node && app_is_stored(n_stored, p->n);
+    if (pinned && imp_store_pin(w->store, node, 1) < 0) return app_fail("%s: %s", file, imp_last_error());
     uint64_t bytes = (uint64_t)n_stored * imp_space_token_bytes(w->space);
     if (w->array) {
         json_t *o = json_pack("{s:o, s:I, s:I, s:I, s:I, s:I, s:b, s:f}", "file", report_text(file), "tokens",
                               (json_int_t)p->n, "computed_tokens", (json_int_t)row.report.query_tokens, "stored_tokens",
                               (json_int_t)n_stored, "kv_bytes", (json_int_t)bytes, "node", (json_int_t)node, "pinned",
-                              w->s->pin && node, "ms", (double)row.ttft_ns * 1e-6);
+                              pinned, "ms", (double)row.ttft_ns * 1e-6);
         rc = json_array_append_new(w->array, o) == 0 ? 0 : app_fail("out of memory");
     } else {
         char size[32];
         printf("%s: %zu of %zu tokens stored, %zu computed, KV of %s, node %llu%s\n", file, n_stored, p->n,
                row.report.query_tokens, text_bytes(bytes, size), (unsigned long long)node,
-               w->s->pin && node ? ", pinned" : "");
+               pinned ? ", pinned" : "");
     }
     if (rc == 0 && n_stored == 0)
         rc = app_fail("%s isn't stored: fewer than --min-store tokens, or no room (-v shows more)", file);

@@ -164,6 +164,12 @@ ok(t.choices[0].finish_reason == "tool_calls" and len(t.choices[0].message.tool_
 call = t.choices[0].message.tool_calls[0]
 ok(call.type == "function" and call.function.name == "get_weather" and call.id, call)
 ok(json.loads(call.function.arguments)["city"] in ("Rome", "Oslo"), call)
+# One that can't come to an end calls on, unless it may call only once.
+on = dict(ask, max_tokens=100, logit_bias={"0": -100, "2": -100})
+many, one = client.chat.completions.create(**on), client.chat.completions.create(**on, parallel_tool_calls=False)
+ok(many.choices[0].finish_reason == "length" and len(many.choices[0].message.tool_calls) > 1, many)
+ok(one.choices[0].finish_reason == "tool_calls" and len(one.choices[0].message.tool_calls) == 1, one)
+ok(json.loads(one.choices[0].message.tool_calls[0].function.arguments)["city"] in ("Rome", "Oslo"), one)
 name, arguments = "", ""
 for chunk in client.chat.completions.create(**ask, stream=True):
     for d in (chunk.choices[0].delta.tool_calls or []) if chunk.choices else []:

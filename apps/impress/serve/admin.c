@@ -269,14 +269,19 @@ static void post_edit(const api *a, const http_request *r, http_reply *out, edit
     }
     size_t n = nodes ? json_array_size(nodes) : 1, done = 0;
     int rc = 0;
-    for (; rc == 0 && done < n; done += rc == 0) {
-        json_t *v = nodes ? json_array_get(nodes, done) : node;
+    json_t *missing = json_array(); /* a node that is dropped takes along what is below it */
+    for (size_t i = 0; i < n && (rc == 0 || rc == IMP_E_NOTFOUND); i++) {
+        json_t *v = nodes ? json_array_get(nodes, i) : node;
         rc = apply(a->store, what, v ? (uint64_t)json_integer_value(v) : 0);
+        if (rc == 0) done++;
+        else if (rc == IMP_E_NOTFOUND) json_array_append(missing, v);
     }
-    if (rc < 0)
+    if (rc < 0 && (rc != IMP_E_NOTFOUND || done == 0)) {
         fail_status(out, rc);
-    else
-        reply_json(out, json_pack("{s:I}", "done", whole(done)));
+        json_decref(missing);
+    } else {
+        reply_json(out, json_pack("{s:I, s:o}", "done", whole(done), "missing", missing));
+    }
     json_decref(body);
 }
 
@@ -406,7 +411,8 @@ static void reply_warmed(const api *a, http_request *r, job *j, bool pin, http_r
     snprintf(line, sizeof line, "%s", note);
     uint64_t node;
     size_t n = app_stored_tokens(j->space, j->tokens, j->n_tokens, &node);
-    int rc = pin && node ? imp_store_pin(a->store, node, 1) : 0;
+    bool pinned = pin && node && app_is_stored(n, j->n_tokens);
+    int rc = pinned ? imp_store_pin(a->store, node, 1) : 0;
     if (rc < 0) {
         fail_status(out, rc);
         return;
@@ -414,7 +420,7 @@ static void reply_warmed(const api *a, http_request *r, job *j, bool pin, http_r
     reply_json(out, json_pack("{s:I, s:I, s:I, s:I, s:I, s:b, s:f, s:s}", "prompt_tokens", whole(j->n_tokens),
                               "cached_tokens", whole(result.live_tokens + result.stored_tokens), "computed_tokens",
                               whole(result.computed_tokens), "stored_tokens", whole(n), "node", whole(node), "pinned",
-                              pin && node, "ms", (double)result.total_ns * 1e-6, "note", line));
+                              pinned, "ms", (double)result.total_ns * 1e-6, "note", line));
     json_object_set_new(r->log, "stored_tokens", json_integer(whole(n)));
 }
 

@@ -52,15 +52,18 @@ static int make_request(const api *a, const oai_request *q, app_system *system, 
     return 0;
 }
 
-/* The salt of a tenant and of a request together. NULL: none; *failed: no memory. Freed by the caller. */
+/* The salt of a tenant and of a request together. NULL: none; *failed: no memory. Freed by the caller. A request's alone
+ * is as --salt of `impress run`, unless it could be taken for one that a tenant has on the same store. */
 static char *make_salt(const char *tenant, const char *salt, bool *failed)
 {
     *failed = false;
+    bool like = salt && (!strncmp(salt, "name:", 5) || !strncmp(salt, "key:", 4) || (*salt >= '0' && *salt <= '9'));
+    if (!tenant && like) tenant = "";
     if (!tenant && !salt) return NULL;
     size_t room = (tenant ? strlen(tenant) : 0) + (salt ? strlen(salt) : 0) + 32;
     char *text = malloc(room);
     if (text && tenant && salt) snprintf(text, room, "%zu:%s/%s", strlen(tenant), tenant, salt);
-    else if (text) snprintf(text, room, "%s", tenant ? tenant : salt); /* as --salt of `impress run` */
+    else if (text) snprintf(text, room, "%s", tenant ? tenant : salt);
     *failed = !text;
     return text;
 }
@@ -218,7 +221,7 @@ static oai_report make_report(const answer *w, const http_request *r, const job_
 
 static oai_finish finish_of(const answer *w, job_end end)
 {
-    if (end == JOB_STOP && w->parser && chat_answer_n_calls(w->parser)) return OAI_TOOL_CALLS;
+    if (end == JOB_STOP && w->parser && chat_answer_calls(w->parser)) return OAI_TOOL_CALLS;
     return end == JOB_LENGTH ? OAI_LENGTH : OAI_STOP;
 }
 
@@ -236,6 +239,19 @@ static oai_logprob *make_array(answer *w, const job_logprob *l, size_t *n)
     return array;
 }
 
+/* Take in what came. Returns 0, or -1: no memory. */
+static int add_news(answer *w, const oai_piece **pieces, size_t *n)
+{
+    const oai_buffer *text = &w->news.text;
+    bool end = w->news.end != JOB_RUNNING;
+    if (chat_answer_add(w->parser, text->data ? text->data : "", text->n, end, pieces, n) < 0) return -1;
+    if (!end && chat_answer_enough(w->parser)) {
+        atomic_store(&w->j->enough, true);
+        engine_wake(w->a->engine);
+    }
+    return 0;
+}
+
 /* ---- in one piece */
 
 static void reply_whole(answer *w, http_request *r, http_reply *out)
@@ -251,8 +267,7 @@ static void reply_whole(answer *w, http_request *r, http_reply *out)
         const oai_piece *pieces;
         size_t n;
         end = w->news.end != JOB_RUNNING;
-        const oai_buffer *text = &w->news.text;
-        if (chat_answer_add(w->parser, text->data ? text->data : "", text->n, end, &pieces, &n) < 0)
+        if (add_news(w, &pieces, &n) < 0)
             oai_fail(&e, 500, "out_of_memory", NULL, "out of memory");
         for (job_logprob *l = w->news.logprobs, *next; l; l = next) {
             next = l->next;
@@ -300,7 +315,7 @@ static void write_news(answer *w, http_request *r)
     oai_error e = {0};
     if (!w->begun) oai_stream_begin(&w->out, &w->head);
     w->begun = true;
-    if (chat_answer_add(w->parser, news->text.data ? news->text.data : "", news->text.n, end, &pieces, &n) < 0)
+    if (add_news(w, &pieces, &n) < 0)
         oai_fail(&e, 500, "out_of_memory", NULL, "out of memory");
     oai_logprob *logprobs = make_array(w, news->logprobs, &n_logprobs);
     if (!e.status && (n || n_logprobs)) oai_stream_pieces(&w->out, &w->head, pieces, n, logprobs, n_logprobs);

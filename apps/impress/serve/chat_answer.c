@@ -3,6 +3,7 @@
  * A parser is given all of the text so far again and again, since llama.cpp's can't go on from where it was. To keep
  * that from becoming quadratic, it is asked again when the text has grown by a part of its length. What was told once
  * stays told: what a later parse says is told as far as it goes on from there. */
+#include <jansson.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,6 +33,7 @@ struct chat_answer {
     oai_buffer content, reasoning; /* what was told */
     call *calls;
     size_t n_calls, calls_room;
+    bool enough;        /* what comes from now on isn't told */
     place *places;
     size_t n_places, places_room;
     oai_piece *pieces;
@@ -60,6 +62,16 @@ void chat_answer_free(chat_answer *a)
     free(a->places);
     free(a->pieces);
     free(a);
+}
+
+bool chat_answer_enough(const chat_answer *a) { return a->enough; }
+
+bool chat_answer_calls(const chat_answer *a)
+{
+    const oai_buffer *last = a->n_calls ? &a->calls[a->n_calls - 1].arguments : NULL;
+    json_t *v = last && last->data ? json_loadb(last->data, last->n, 0, NULL) : NULL;
+    json_decref(v);
+    return v != NULL;
 }
 
 size_t chat_answer_n_calls(const chat_answer *a)
@@ -134,6 +146,10 @@ static bool tell_parsed(chat_answer *a, const chat_parsed *m, bool end)
     for (size_t i = 0; i < m->n_calls; i++) {
         const chat_call *c = &m->calls[i];
         bool begins = i >= a->n_calls;
+        if (i > 0 && a->p->one_call) {
+            a->enough = true;
+            break;
+        }
         /* While a call's name comes, it may still grow. */
         if (begins && (c->name[0] == '\0' || (c->arguments[0] == '\0' && i + 1 == m->n_calls && !end))) break;
         if (begins && !add_call(a, c)) return false;

@@ -8,6 +8,7 @@
 #include <sys/random.h>
 
 #include "chat_match.h"
+#include "chat_strict.h"
 #include "chat_ways.h"
 
 enum {
@@ -15,7 +16,6 @@ enum {
     MAX_PATTERN_BYTES = 2048,
     MAX_PATTERN_DEPTH = 32, /* of parentheses; those who read them do it recursively */
     MAX_OPTIONAL = 1000,    /* properties of an object, for which llama.cpp takes time by their third power: seconds */
-    MAX_COUNT = 2000,       /* what llama.cpp's grammars can count; it takes more for endless */
     NONCE_BYTES = 12,
     INDEX_DIGITS = 6,
 };
@@ -474,72 +474,6 @@ static double optional_work(const json_t *v)
     return sum;
 }
 
-static bool listed(const char *const *list, const char *name)
-{
-    while (*list && strcmp(*list, name) != 0) list++;
-    return *list != NULL;
-}
-
-/* Whether a pattern takes part in the grammar: llama.cpp takes any string for one that it can't do, as for `x`, which
- * isn't anchored. */
-static bool pattern_kept(const chat_way *way, const json_t *pattern)
-{
-    json_t *with = json_pack("{s:s,s:O}", "type", "string", "pattern", pattern);
-    char *text = with ? json_dumps(with, JSON_COMPACT) : NULL;
-    oai_error ignored;
-    char *got = text ? way->grammar_of(text, &ignored) : NULL;
-    char *any = way->grammar_of("{\"type\":\"string\",\"pattern\":\"x\"}", &ignored);
-    bool kept = got && any && strcmp(got, any) != 0;
-    free(got);
-    free(any);
-    free(text);
-    json_decref(with);
-    return kept;
-}
-
-/* Refuse what llama.cpp's grammars leave out of a schema, where a client wants it kept to the letter. */
-static int check_kept(const chat_way *way, const json_t *v, const char *param, oai_error *e)
-{
-    static const char *const left_out[] = {
-        "not", "if", "then", "else", "multipleOf", "patternProperties", "propertyNames", "dependentRequired",
-        "dependentSchemas", "contains", "minContains", "maxContains", "minProperties", "maxProperties",
-        "unevaluatedProperties", "unevaluatedItems", NULL};
-    static const char *const counts[] = {"minLength", "maxLength", "minItems", "maxItems", NULL};
-    static const char *const bounds[] = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", NULL};
-    static const char *const maps[] = {"properties", "$defs", "definitions", NULL}; /* from names to schemas */
-    static const char *const data[] = {"enum", "const", "default", "examples", "required", NULL};
-    const json_t *type = json_object_get(v, "type");
-    bool number = json_is_string(type) && strcmp(json_string_value(type), "number") == 0;
-    const char *key, *name;
-    json_t *item, *inner;
-    size_t i;
-    json_object_foreach((json_t *)v, key, item) {
-        if (listed(data, key)) continue;
-        if (listed(left_out, key) || (number && listed(bounds, key)) ||
-            (strcmp(key, "uniqueItems") == 0 && json_is_true(item)))
-            return oai_fail(e, 400, "invalid_schema", param, "the JSON schema: `%s`%s can't be kept here, and `strict` "
-                            "is set", key, number && listed(bounds, key) ? " of a number that is no integer" : "");
-        if (listed(counts, key) && json_number_value(item) > MAX_COUNT)
-            return oai_fail(e, 400, "invalid_schema", param, "the JSON schema: `%s` can be kept up to %d only, and "
-                            "`strict` is set", key, MAX_COUNT);
-        if (strcmp(key, "pattern") == 0 && json_is_string(item) && !pattern_kept(way, item))
-            return oai_fail(e, 400, "invalid_schema", param, "the JSON schema: the pattern `%.80s` can't be kept here "
-                            "(one that can begins with ^, ends with $ and has no \\d, \\w and the like), and `strict` "
-                            "is set", json_string_value(item));
-        if (listed(maps, key)) {
-            json_object_foreach(item, name, inner) {
-                if (check_kept(way, inner, param, e) != 0) return -1;
-            }
-        } else {
-            if (check_kept(way, item, param, e) != 0) return -1;
-            json_array_foreach(item, i, inner) {
-                if (check_kept(way, inner, param, e) != 0) return -1;
-            }
-        }
-    }
-    return 0;
-}
-
 /* *work: of the schemas before it. */
 static int check_schema(const chat_way *way, const char *text, bool strict, const char *param, double *work,
                         oai_error *e)
@@ -551,7 +485,7 @@ static int check_schema(const chat_way *way, const char *text, bool strict, cons
     if (!fault && (*work += optional_work(v)) > (double)MAX_OPTIONAL * MAX_OPTIONAL * MAX_OPTIONAL)
         fault = "too many properties may be left out";
     int rc = fault ? oai_fail(e, 400, "invalid_schema", param, "the JSON schema: %s", fault) : 0;
-    if (rc == 0 && strict && way->schema) rc = check_kept(way, v, param, e);
+    if (rc == 0 && strict && way->schema) rc = chat_strict_check(way, v, param, e);
     json_decref(v);
     return rc;
 }
@@ -682,6 +616,7 @@ int chat_plan_make(const chat_template *t, const oai_request *r, chat_plan **out
     p->way = t->way;
     p->vocab = t->vocab;
     p->own_grammar = !r->chat || r->format == OAI_GRAMMAR;
+    p->one_call = !r->parallel_tool_calls;
     if ((r->chat ? plan_chat(t, r, p, e) : plan_completion(t, r, p, e)) != 0) goto fail;
 
     bool ok = (r->n_prompt_tokens > 0 || add_bos(p)) && find_shown(p) && find_words(t, p);

@@ -80,5 +80,9 @@ int chat_answer_add(chat_answer *a, const char *bytes, size_t n, bool end, const
 int chat_answer_whole(chat_answer *a, const oai_piece **pieces, size_t *n_pieces);
 /* The number of tool calls so far: with any, the finish reason is OAI_TOOL_CALLS. */
 size_t chat_answer_n_calls(const chat_answer *a);
+/* The answer is to call tools: there are calls, and the last one is whole. */
+bool chat_answer_calls(const chat_answer *a);
+/* What comes from now on isn't wanted: a second call, where the request wants one at a time. */
+bool chat_answer_enough(const chat_answer *a);
 
 #endif

@@ -81,6 +81,7 @@ struct chat_plan {
     const struct llama_vocab *vocab;
     chat_rendering r;
     bool own_grammar; /* the grammar is the client's: the prefill is no part of it */
+    bool one_call;    /* the answer may call one tool only */
     const struct match_words *words; /* of the vocabulary, for a grammar; NULL: it makes its own */
     llama_token *tokens; /* [n_tokens] */
     size_t n_tokens;

@@ -517,7 +517,7 @@ static void take_output(engine *e, slot *s)
     }
     s->next = token_sampler_next(j->sampler, logits, e->scratch);
     if (s->next == LLAMA_TOKEN_NULL) {
-        fail_slot(e, s, 500, "grammar_failed", "the grammar leaves no token that could come next");
+        fail_slot(e, s, 400, "grammar_failed", "the grammar or schema leaves no token that could come next");
         return;
     }
     job_add_token(j, e->vocab, s->next, logits);
@@ -612,6 +612,7 @@ static void reap(engine *e, bool refuse_waiting, bool cut)
         if (s->state == SLOT_FREE) continue;
         bool late = now - s->job->asked_ns > e->o.limit_ns;
         if (atomic_load(&s->job->cancelled)) end_slot(e, s, JOB_CANCELLED);
+        else if (atomic_load(&s->job->enough)) end_slot(e, s, JOB_STOP);
         else if (cut) fail_slot(e, s, 503, "shutting_down", leaving);
         else if (late && s->state == SLOT_ANSWER) end_slot(e, s, JOB_LENGTH);
         else if (late) fail_slot(e, s, 504, "timeout", "the prompt took longer than a request may");

@@ -46,6 +46,7 @@ job *job_new(const struct llama_vocab *vocab, const job_spec *spec)
     pthread_mutex_init(&j->lock, NULL);
     atomic_init(&j->refs, 2);
     atomic_init(&j->cancelled, false);
+    atomic_init(&j->enough, false);
     j->plan = spec->plan;
     j->grammar = spec->grammar;
     j->tokens = chat_plan_tokens(j->plan, &j->n_tokens);

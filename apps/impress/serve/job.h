@@ -56,6 +56,7 @@ typedef struct job {
 
     atomic_int refs;
     atomic_bool cancelled; /* nobody waits for it */
+    atomic_bool enough;    /* nobody wants more of the answer than there is */
 
     /* The engine's. */
     struct job *next;

@@ -68,6 +68,8 @@ static int add(key_ring *r, const char *key, const char *name, const char *where
 {
     if (strlen(key) < MIN_KEY) return app_fail("%s: a key of fewer than %d characters", where, MIN_KEY);
     if (name && !is_name(name)) return app_fail("%s: a name that isn't UTF-8", where);
+    for (size_t i = 0; i < r->n; i++)
+        if (!strcmp(r->keys[i].key, key)) return app_fail("%s: a key that is there already", where);
     ring_key *keys = realloc(r->keys, (r->n + 1) * sizeof *keys);
     if (!keys) return app_fail("out of memory");
     r->keys = keys;
@@ -121,6 +123,7 @@ int key_ring_open(const char *path, const char *inline_keys, key_ring **out)
         if (!copy) rc = app_fail("out of memory");
         for (char *k = copy ? strtok_r(copy, ", ", &rest) : NULL; rc == 0 && k; k = strtok_r(NULL, ", ", &rest))
             rc = add(r, k, NULL, "the environment");
+        if (rc == 0 && r->n == 0) rc = app_fail("the environment's keys are empty");
         free(copy);
     }
     if (rc) {

@@ -571,7 +571,10 @@ static int get_schema(parse *p, const json_t *v, const char *path)
 {
     if (v && !json_is_object(v)) return wrong_type(p, path, "an object");
     p->r->format = v ? OAI_JSON_SCHEMA : OAI_JSON_OBJECT;
-    return v ? dump(p, v, &p->r->schema) : 0;
+    /* Any value; llama.cpp takes an empty schema for none. */
+    static const char any[] = "{\"type\":[\"object\",\"array\",\"string\",\"number\",\"boolean\",\"null\"]}";
+    if (v && json_object_size(v) == 0) p->r->schema = any;
+    return v && !p->r->schema ? dump(p, v, &p->r->schema) : 0;
 }
 
 static int get_format(parse *p, const json_t *v)

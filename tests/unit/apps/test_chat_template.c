@@ -510,6 +510,12 @@ static void test_schema(void **unused)
                 "{\"prompt\":\"a\",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"schema\":"
                 "{\"$ref\":\"#/nowhere\"}}}}",
                 "schema");
+    /* an empty one: any value, but a value */
+    chat_plan *any = make_plan(t, false, "{\"prompt\":\"a\",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":"
+                                         "{\"schema\":{}}}}");
+    assert_true(grammar_takes(m, any, "[1, \"a\", {\"b\": null}]", NULL) && grammar_takes(m, any, "true", NULL));
+    assert_false(grammar_takes(m, any, "Sure, here", NULL));
+    chat_plan_free(any);
     /* strict: what would be left out is refused, wherever it stands; names and values are no keywords */
     static const struct {
         bool ok;
@@ -526,6 +532,26 @@ static void test_schema(void **unused)
         {false, "{\"anyOf\":[{\"type\":\"integer\",\"multipleOf\":2}]}"},
         {false, "{\"type\":\"string\",\"maxLength\":2001}"},
         {false, "{\"$defs\":{\"x\":{\"type\":\"array\",\"uniqueItems\":true}},\"type\":\"string\"}"},
+        /* keywords that llama.cpp forgets beside others */
+        {true, "{\"type\":\"string\",\"enum\":[\"a\",\"b\"],\"description\":\"x\"}"},
+        {true, "{\"type\":[\"integer\",\"null\"],\"minimum\":3}"},
+        {true, "{\"type\":\"number\",\"enum\":[1,2.5]}"},
+        {true, "{\"type\":\"string\",\"format\":\"date\"}"},
+        {true, "{\"$ref\":\"#/$defs/a\",\"$defs\":{\"a\":{\"type\":\"array\",\"items\":{\"type\":\"string\"},"
+               "\"minItems\":1}}}"},
+        {true, "{\"anyOf\":[{\"type\":\"string\",\"maxLength\":3},{\"type\":\"object\",\"properties\":{\"a\":{\"type\":"
+               "\"null\"}},\"required\":[\"a\"],\"additionalProperties\":false}],\"title\":\"t\"}"},
+        {false, "{\"allOf\":[{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\"}}}]}"},
+        {false, "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\"}},\"anyOf\":[{\"required\":[\"a\"]}]}"},
+        {false, "{\"$defs\":{\"a\":{\"type\":\"object\"}},\"$ref\":\"#/$defs/a\",\"properties\":{\"b\":{\"type\":"
+                "\"null\"}}}"},
+        {false, "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\"}},\"required\":[\"z\"]}"},
+        {false, "{\"type\":\"array\",\"prefixItems\":[{\"type\":\"integer\"}],\"items\":{\"type\":\"string\"}}"},
+        {false, "{\"type\":\"string\",\"pattern\":\"^a*$\",\"minLength\":2}"},
+        {false, "{\"type\":\"string\",\"format\":\"email\"}"},
+        {false, "{\"type\":\"string\",\"enum\":[\"a\",1]}"},
+        {false, "{\"type\":\"integer\",\"const\":\"a\"}"},
+        {false, "{\"type\":[\"number\",\"null\"],\"minimum\":3}"},
     };
     for (size_t i = 0; i < sizeof strict / sizeof strict[0]; i++) {
         for (int is_strict = 0; is_strict < 2; is_strict++) {

@@ -167,9 +167,12 @@ static void test_keys(void **state)
     assert_null(key_ring_find(r, ""));
     assert_int_equal(key_ring_n_tenants(r), 0);
     key_ring_close(r);
-    static const char *const bad[] = {"short\n", "# nothing\n", "a-good-key name more\n", "a-good-key n\xff\n"};
+    static const char *const bad[] = {"short\n", "# nothing\n", "a-good-key name more\n", "a-good-key n\xff\n",
+                                      "a-good-key anne\na-good-key bert\n"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_int_equal(key_ring_open(write_keys(bad[i], 0600), NULL, &r), 1);
+    assert_int_equal(key_ring_open(NULL, " ,", &r), 1);
+    assert_int_equal(key_ring_open(NULL, "", &r), 1);
     char *line = malloc(3000);
     assert_non_null(line);
     memset(line, 'k', 2999);
