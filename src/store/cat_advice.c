@@ -192,7 +192,8 @@ int imp_cat_put_fingerprint(imp_cat *c, const imp_cat_file *file, imp_hash128 ha
     uint64_t v[] = {file->device, file->inode, file->size, (uint64_t)file->mtime_ns, (uint64_t)file->ctime_ns, hash.lo,
                     hash.hi};
     cat_bind_numbers(s, v, 5);
-    cat_bind_hash(s, 6, hash);
+    rc = cat_bind_hash(s, 6, hash);
+    if (rc < 0) return cat_note(c, rc);
     sqlite3_bind_int64(s, 7, (sqlite3_int64)cat_sum_of(CAT_FILE_HASH, v, 7));
     return cat_note(c, cat_db_run(c->db, s));
 }

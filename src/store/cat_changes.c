@@ -13,7 +13,8 @@ static int log_change(imp_cat *c, unsigned kind, unsigned removed, cat_log_key k
     if (rc < 0) return rc;
     uint64_t generation = c->now.generation + 1, v[] = {generation, kind, removed};
     cat_bind_numbers(s, v, 3);
-    cat_bind_hash(s, 4, (imp_hash128){.lo = key.lo, .hi = key.hi});
+    rc = cat_bind_hash(s, 4, (imp_hash128){.lo = key.lo, .hi = key.hi});
+    if (rc < 0) return rc;
     sqlite3_bind_int64(s, 5, (sqlite3_int64)cat_log_sum(generation, kind, removed, key));
     rc = cat_db_run(c->db, s);
     if (rc == 0) c->now.generation = generation;
@@ -47,7 +48,8 @@ static int put_space(imp_cat *c, const imp_cat_space *given)
     if (had < 0) return had;
     int rc = cat_db_stmt(c->db, CAT_SPACE_PUT, &s);
     if (rc < 0) return rc;
-    cat_bind_hash(s, 1, row.id);
+    rc = cat_bind_hash(s, 1, row.id);
+    if (rc < 0) return rc;
     sqlite3_bind_int64(s, 2, row.created_s);
     sqlite3_bind_text(s, 3, row.model_name, (int)n_name, SQLITE_STATIC);
     sqlite3_bind_int64(s, 4, (sqlite3_int64)sum);
@@ -67,7 +69,8 @@ static int put_segment(imp_cat *c, const imp_cat_segment *row)
     int rc = cat_db_stmt(c->db, CAT_SEGMENT_PUT, &s);
     if (rc < 0) return rc;
     sqlite3_bind_int64(s, 1, (sqlite3_int64)row->id);
-    cat_bind_hash(s, 2, row->space);
+    rc = cat_bind_hash(s, 2, row->space);
+    if (rc < 0) return rc;
     sqlite3_bind_int64(s, 3, (sqlite3_int64)row->disk_bytes);
     sqlite3_bind_int64(s, 4, row->n_tokens);
     sqlite3_bind_int64(s, 5, (sqlite3_int64)sum);
@@ -136,7 +139,8 @@ static int put_node(imp_cat *c, const imp_cat_node *row)
     uint64_t v[] = {row->id,       row->parent, 0,     row->segment,             row->segment_first,
                     row->n_tokens, row->depth,  flags, (uint64_t)row->created_s, sum};
     cat_bind_numbers(s, v, 10);
-    cat_bind_hash(s, 3, row->space);
+    rc = cat_bind_hash(s, 3, row->space);
+    if (rc < 0) return rc;
     sqlite3_bind_blob(s, 11, c->bytes, (int)n_bytes, SQLITE_STATIC);
     rc = cat_db_run(c->db, s);
     if (rc < 0) return rc;

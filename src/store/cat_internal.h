@@ -97,7 +97,8 @@ uint64_t cat_column(sqlite3_stmt *s, int i);
 imp_hash128 cat_column_hash(sqlite3_stmt *s, int i);
 /* Bind numbers to parameters 1... */
 void cat_bind_numbers(sqlite3_stmt *s, const uint64_t *v, int n);
-void cat_bind_hash(sqlite3_stmt *s, int i, imp_hash128 h);
+/* IMP_E_NOMEM: it isn't bound, and the statement is done with. SQLite would take NULL for it. */
+int cat_bind_hash(sqlite3_stmt *s, int i, imp_hash128 h);
 
 /* What is encrypted of a row is bound to its table and its key. */
 enum { CAT_EXTRA_BYTES = 16 };

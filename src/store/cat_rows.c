@@ -28,12 +28,14 @@ void cat_bind_numbers(sqlite3_stmt *s, const uint64_t *v, int n)
     for (int i = 0; i < n; i++) sqlite3_bind_int64(s, i + 1, (sqlite3_int64)v[i]);
 }
 
-void cat_bind_hash(sqlite3_stmt *s, int i, imp_hash128 h)
+int cat_bind_hash(sqlite3_stmt *s, int i, imp_hash128 h)
 {
     unsigned char b[16];
     imp_put64(b, h.lo);
     imp_put64(b + 8, h.hi);
-    sqlite3_bind_blob(s, i, b, sizeof b, SQLITE_TRANSIENT);
+    if (sqlite3_bind_blob(s, i, b, sizeof b, SQLITE_TRANSIENT) == SQLITE_OK) return 0; /* copied */
+    cat_db_done(s);
+    return cat_no_memory();
 }
 
 static imp_hash128 parse_hash(const unsigned char *b)
@@ -167,7 +169,8 @@ int cat_find_space(imp_cat *c, imp_hash128 id, sqlite3_stmt **s, imp_cat_space *
 {
     int rc = cat_db_stmt(c->db, CAT_SPACE_GET, s);
     if (rc < 0) return rc;
-    cat_bind_hash(*s, 1, id);
+    rc = cat_bind_hash(*s, 1, id);
+    if (rc < 0) return rc;
     rc = cat_db_step(c->db, *s);
     if (rc <= 0) return rc;
     rc = cat_parse_space(*s, out, sum);
