@@ -1,6 +1,6 @@
-/* Every call of the operating system on a store's files fails once, SQLite's too: an answer is never wrong, what fails is
- * told, counted and logged, nothing else is lost, and the next open finds a store that verifies. IMP_FAULTS=all: each
- * call; otherwise some of each kind, by the seed. */
+/* Every call of the operating system on a store's files fails once, SQLite's too, and every allocation that SQLite makes
+ * itself: an answer is never wrong, what fails is told, counted and logged, nothing else is lost, and the next open finds
+ * a store that verifies. IMP_FAULTS=all: each call; otherwise some of each kind, by the seed. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <cmocka.h>
+#include <sqlite3.h>
 
 #include "base/rng.h"
 #include "fault/preload_faults.h"
@@ -154,6 +155,19 @@ typedef struct outcome {
     unsigned n_hit, n_lost, n_lines; /* lives in which the call failed; of them those that weren't whole; lines logged */
 } outcome;
 
+/* What was lost was told: to the caller with a status, else in the counters and in the log. What is counted is logged,
+ * too. */
+static void judge(const char *what, const told *t, uint64_t hits, outcome *sum)
+{
+    bool lost = hits > 0 && !t->whole, logged = atomic_load(&n_lines) > 0;
+    if (lost && t->n_statuses == 0 && !t->counted) fail_msg("%s: nothing was told", what);
+    if (lost && t->n_statuses == 0 && !logged) fail_msg("%s: nothing was logged", what);
+    if (t->counted && !logged) fail_msg("%s: counted, and not logged", what);
+    sum->n_hit += hits > 0;
+    sum->n_lost += lost;
+    sum->n_lines += atomic_load(&n_lines);
+}
+
 static void one_fault(start from, preload_kind kind, uint64_t nth, bool stay, int err, outcome *sum)
 {
     char what[96];
@@ -166,15 +180,7 @@ static void one_fault(start from, preload_kind kind, uint64_t nth, bool stay, in
     told t = live(from);
     uint64_t hits = preload_hits();
     preload_watch(NULL, NULL);
-    /* What was lost was told: to the caller with a status, else in the counters and in the log. What is counted is
-     * logged, too. */
-    bool lost = hits > 0 && !t.whole, logged = atomic_load(&n_lines) > 0;
-    if (lost && t.n_statuses == 0 && !t.counted) fail_msg("%s: nothing was told", what);
-    if (lost && t.n_statuses == 0 && !logged) fail_msg("%s: nothing was logged", what);
-    if (t.counted && !logged) fail_msg("%s: counted, and not logged", what);
-    sum->n_hit += hits > 0;
-    sum->n_lost += lost;
-    sum->n_lines += atomic_load(&n_lines);
+    judge(what, &t, hits, sum);
     look_after(what, from == FROM_BASE);
 }
 
@@ -236,6 +242,85 @@ static void every_call(void **state)
                     plan[i].err ? strerror(plan[i].err) : "in part", sum.n_hit, (unsigned long long)*n, sum.n_lost,
                     sum.n_lines);
         }
+    }
+}
+
+/* ---- SQLite's memory */
+
+static sqlite3_mem_methods real_memory;
+static atomic_uint_fast64_t n_asked, n_refused, refuse_at; /* refuse_at 0: none */
+static atomic_bool refuse_on;                              /* and all after it */
+
+static bool refused(void)
+{
+    uint64_t i = atomic_fetch_add(&n_asked, 1) + 1, first = atomic_load(&refuse_at);
+    bool no = first > 0 && (i == first || (i > first && atomic_load(&refuse_on)));
+    if (no) atomic_fetch_add(&n_refused, 1);
+    return no;
+}
+
+static void *some_memory(int n) { return refused() ? NULL : real_memory.xMalloc(n); }
+static void *more_memory(void *p, int n) { return refused() ? NULL : real_memory.xRealloc(p, n); }
+
+/* Before SQLite is used for the first time. Without its caches of small pieces, which would hide most of what it asks. */
+static int take_memory(void)
+{
+    if (sqlite3_config(SQLITE_CONFIG_GETMALLOC, &real_memory) != SQLITE_OK) return -1;
+    sqlite3_mem_methods ours = real_memory;
+    ours.xMalloc = some_memory;
+    ours.xRealloc = more_memory;
+    if (sqlite3_config(SQLITE_CONFIG_MALLOC, &ours) != SQLITE_OK) return -1;
+    return sqlite3_config(SQLITE_CONFIG_LOOKASIDE, 0, 0) == SQLITE_OK ? 0 : -1;
+}
+
+/* The nth time from now on, and with `stay` ever after. Returns how often it was asked since the last call of this. */
+static uint64_t refuse_memory(uint64_t nth, bool stay)
+{
+    atomic_store(&refuse_at, 0);
+    uint64_t n = atomic_exchange(&n_asked, 0);
+    atomic_store(&refuse_on, stay);
+    atomic_store(&n_refused, 0);
+    atomic_store(&refuse_at, nth);
+    return n;
+}
+
+static void one_refusal(uint64_t nth, bool stay, outcome *sum)
+{
+    char what[96];
+    snprintf(what, sizeof what, "SQLite's allocation %llu%s", (unsigned long long)nth, stay ? "+" : "");
+    begin(FROM_BASE);
+    atomic_store(&n_lines, 0);
+    (void)refuse_memory(nth, stay);
+    told t = live(FROM_BASE);
+    uint64_t hits = atomic_load(&n_refused);
+    (void)refuse_memory(0, false);
+    judge(what, &t, hits, sum);
+    look_after(what, true);
+}
+
+enum { ALL_STEP = 5, ALL_STAY_STEP = 101 }; /* it asks some thousand times, half of them for the same statements */
+
+static void sqlite_memory(void **state)
+{
+    (void)state;
+    const char *text = getenv("IMP_FAULTS");
+    bool all = text && strcmp(text, "all") == 0;
+    imp_rng rng;
+    imp_rng_seed(&rng, imp_test_seed());
+    make_base();
+    begin(FROM_BASE);
+    (void)refuse_memory(0, false);
+    told t = live(FROM_BASE);
+    uint64_t n = refuse_memory(0, false);
+    assert_true(t.whole && n > 100);
+    for (int stay = 0; stay < 2; stay++) {
+        outcome sum = {0};
+        uint64_t step = !all ? n / 8 : stay ? ALL_STAY_STEP : ALL_STEP;
+        for (uint64_t nth = 1 + imp_rng_below(&rng, step); nth <= n; nth += step) one_refusal(nth, stay, &sum);
+        assert_true(sum.n_hit > 0);
+        if (!all) continue;
+        fprintf(stderr, "memory of SQLite%s: %u of %llu refused, %u cost something; %u lines\n", stay ? ", for good" : "",
+                sum.n_hit, (unsigned long long)n, sum.n_lost, sum.n_lines);
     }
 }
 
@@ -392,8 +477,9 @@ static void on_a_network(void **state)
 
 int main(void)
 {
+    if (take_memory() != 0) return 1;
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-    const struct CMUnitTest tests[] = {TEST(every_call), TEST(back_by_itself), TEST(headers_not_read),
+    const struct CMUnitTest tests[] = {TEST(every_call), TEST(sqlite_memory), TEST(back_by_itself), TEST(headers_not_read),
                                        TEST(started_without), TEST(on_a_network)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
