@@ -18,8 +18,8 @@
 
 enum { N = 150, FEW = 1, MOST_CALLS = 1000, NFS = 0x6969 };
 
-/* What a program did. Of the lines on stderr those that the log wrote name the store first; any other is the program's own
- * word on why it failed. */
+/* What a program did. Of the lines on stderr those that the log wrote name the store first, or a file of it that is left
+ * behind; any other is the program's own word on why it failed. */
 typedef struct outcome {
     int code;
     unsigned n_lines, n_own;
@@ -60,14 +60,15 @@ static void fresh_copy(void)
 
 static void read_lines(outcome *o)
 {
-    char line[sizeof o->last], of_log[sizeof at + 16];
+    char line[sizeof o->last], of_log[sizeof at + 16], left[sizeof at + 32];
     snprintf(of_log, sizeof of_log, "impress: %s: ", at);
+    snprintf(left, sizeof left, "impress: can't remove %s/", at);
     FILE *f = fopen(imp_test_path(top, "err"), "r");
     assert_non_null(f);
     while (fgets(line, sizeof line, f)) {
         line[strcspn(line, "\n")] = '\0';
         o->n_lines++;
-        o->n_own += strncmp(line, of_log, strlen(of_log)) != 0;
+        o->n_own += strncmp(line, of_log, strlen(of_log)) != 0 && strncmp(line, left, strlen(left)) != 0;
         memcpy(o->last, line, sizeof line);
     }
     fclose(f);
