@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The page at /ui, in a real browser: no error, nothing from outside, by keyboard alone, light and dark, and what rules of
-# accessibility a program can check. With UI_SHOTS=FOLDER two screenshots are left there.
+# accessibility a program can check. With UI_SHOTS=FOLDER four screenshots are left there.
 . "$(dirname "$0")/lib.sh"
 need_model
 python3 browser.py || { echo "skipped: no Chromium (scripts/deps.sh --ui installs it)"; exit 77; }
@@ -14,13 +14,13 @@ def fixed(x, digits):  # as toFixed does it
     return str(Decimal(x).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
 
 def share(part, whole):
-    return fixed(100 * part / whole, 1) + " %" if whole else "\u2013"
+    return fixed(100 * part / whole, 1) + "\u00a0%" if whole else "\u2013"
 
 def size(n):
     i = 0
     while n >= 1024:
         n, i = n / 1024, i + 1
-    return (fixed(n, 1 if n < 10 else 0) if i else "%d" % n) + " " + ("B", "KiB", "MiB", "GiB")[i]
+    return (fixed(n, 1 if n < 10 else 0) if i else "%d" % n) + "\u00a0" + ("B", "KiB", "MiB", "GiB")[i]
 
 admin_key = "admin-key-%d" % random.randrange(1 << 30)
 handbook, other = words(220, 5), words(120, 6)
@@ -56,6 +56,10 @@ b.go(url[:-2])  # from / to /ui
 ok(b.eval("location.href") == url, "the page is where / leads")
 ok(b.wait("document.querySelector('#server').textContent === 'connected'", "figures"), "the page finds the server")
 ok(b.eval("document.querySelector('#tree').children.length") == 0, "no tree without a key")
+ok("0 of 1" in b.eval("document.querySelector('#now').innerText"), "figures need no key here")
+for place in ("tiers", "tree-note"):
+    said = b.eval("document.querySelector('#%s').textContent" % place)
+    ok(said == "The admin key is needed for this.", (place, said))
 ok(b.eval(checks) == [], b.eval(checks))
 
 # By keyboard: past the skip link to the key; a wrong one, then the right one.
@@ -199,15 +203,30 @@ for scheme in ("light", "dark"):
     ok(found == [], (scheme, found))
     back = b.eval("getComputedStyle(document.body).backgroundColor")
     ok((back == "rgb(255, 255, 255)") == (scheme == "light"), (scheme, back))
-    if shots:
-        b.size(1200, b.eval("document.documentElement.scrollHeight"))
-        b.eval("document.activeElement.blur()")
-        b.shot(os.path.join(shots, "ui-%s.png" % scheme))
-        b.size(1200, 900)
+    for width, name in ((1200, "ui"), (390, "ui-narrow")):
+        if shots:
+            b.size(width, 900)
+            b.size(width, b.eval("document.documentElement.scrollHeight"))
+            b.eval("document.activeElement.blur()")
+            b.shot(os.path.join(shots, "%s-%s.png" % (name, scheme)))
+            b.size(1200, 900)
 b.size(320, 700)
 ok(b.eval("document.documentElement.scrollWidth") <= 320, "a narrow window needs no scrolling sideways: %d" %
    b.eval("document.documentElement.scrollWidth"))
 ok(b.eval(checks) == [], b.eval(checks))
+b.size(390, 844)
+ok(b.eval("document.documentElement.scrollWidth") <= 390, "nor one as wide as a telephone's")
+broken = b.eval("""[...document.querySelectorAll('td')].map((e) => {
+    const r = document.createRange();
+    r.selectNodeContents(e);
+    return [e.textContent, new Set([...r.getClientRects()].map((c) => c.top)).size];
+}).filter(([, lines]) => lines > 1)""")
+ok(broken == [], "a number and its unit stay on one line: %s" % broken)
+signs = b.eval("""[...document.querySelectorAll('#tree .row')].map((e) => {
+    const row = e.getBoundingClientRect(), name = e.querySelector('.name').getClientRects()[0];
+    return [e.textContent, name.top - row.top, name.left - row.left];
+})""")
+ok(len(signs) > 2 and all(top < 10 and left > 20 for _, top, left in signs), "the sign stands beside its name: %s" % signs)
 b.size(1200, 900)
 b.media("light", "reduce")
 moving = b.eval("[...document.querySelectorAll('*')].filter((e) => getComputedStyle(e).transitionDuration !== '0s').length")
@@ -222,6 +241,18 @@ for role in ("main", "heading", "tree", "treeitem", "meter", "status", "table", 
 unnamed = [n["role"]["value"] for n in tree if not n["ignored"] and n.get("role", {}).get("value") in
            ("button", "textbox", "treeitem", "meter", "image", "img", "region", "tree", "link") and not n.get("name", {}).get("value")]
 ok(unnamed == [], unnamed)
+
+# One is one: "1 hit", not "1 hits".
+b.eval("""window.realFetch = window.fetch, window.fetch = async (path, how) => {
+    const reply = await window.realFetch(path, how), text = await reply.text();
+    const one = path === '/admin/prefixes' ? text.replace(/"(tokens|hits)":\\d+/g, '"$1":1') : text;
+    return new Response(one, {status: reply.status});
+}, document.querySelector('#refresh').click()""")
+ok(b.wait("/1 hit/.test(document.querySelector('#tree').textContent)", "ones"), "one hit")
+said = b.eval("document.querySelector('#tree').textContent")
+ok("1 token from" in said and not re.search(r"\b1 (tokens|hits)", said), said)
+b.eval("window.fetch = window.realFetch, document.querySelector('#refresh').click()")
+ok(b.wait("!/1 token from/.test(document.querySelector('#tree').textContent)", "as it is"), "as it is")
 
 # Pin and drop, asked back.
 b.eval("document.querySelector('#pin').focus()")
@@ -258,6 +289,56 @@ ok(b.eval("document.querySelector('#tree').children.length") == 0, "a new page h
 # A server that went away.
 ok(s.stop() == 0, "stop")
 ok(b.wait("/can't be reached/.test(document.querySelector('#status').textContent)", "told"), "told that the server is gone")
+ok(b.eval("document.querySelector('#server').textContent") == "not connected", "and not called connected")
+
+# What a newcomer sees of servers with other keys: what is missing, why, and how to come by it.
+def text(place):
+    return b.eval("document.querySelector('%s').innerText" % place)
+
+def shown(place):
+    return b.eval("document.querySelector('%s').getClientRects().length" % place) > 0
+
+def newcomer(keys, ready):
+    s = Server("--slots", "1", "--ctx-size", "256", store="none", env=keys)
+    b.go("http://127.0.0.1:%d/ui" % s.port)
+    ok(b.wait("location.port === '%d' && (%s)" % (s.port, ready), "the page"), (list(keys), text("header")))
+    ok(text("#server") == "connected", text("#server"))
+    ok(shown("#now") != ("A key is needed" in text("section")), "figures, or why there are none: " + text("section"))
+    for scheme in ("light", "dark"):
+        b.media(scheme)
+        ok(b.eval(checks) == [], (list(keys), scheme, b.eval(checks)))
+    return s
+
+wants = "document.querySelector('#status').textContent === 'This server wants a key.'"
+advice = re.compile(r"start the server with --admin-key-file FILE, or with \$IMPRESS_ADMIN_KEY")
+s = newcomer({}, "/--admin-key-file/.test(document.querySelector('#tiers').textContent)")
+ok(b.wait("document.querySelector('#now').children.length > 0", "figures") and shown("#now"), "figures without a key")
+ok(advice.search(text("#tiers")) and advice.search(text("#tree-note")), text("#tiers"))
+ok(not shown("#key") and not shown("#key-note") and shown("#pause"), "no field for a key where none can be right")
+ok(s.stop() == 0, "stop")
+
+s = newcomer({"IMPRESS_API_KEY": "key-of-anne-1"}, wants)
+ok(not shown("#now") and shown("#key") and text("#key-label") == "API key", text("header"))
+ok(advice.search(text("#tiers")) and advice.search(text("#tree-note")), text("#tiers"))
+ok(s.stop() == 0, "stop")
+
+s = newcomer({"IMPRESS_API_KEY": "key-of-anne-1", "IMPRESS_ADMIN_KEY": admin_key}, wants)
+ok(not shown("#now") and text("#key-label") == "Admin or API key", text("header"))
+ok(text("#tiers") == "The admin key is needed for this.", text("#tiers"))
+ok(s.complete("Hello", 2, key="key-of-anne-1").status == 200, "a request")
+red = len(b.errors())
+b.eval("document.querySelector('#key').focus()")
+b.type("key-of-anne-1")
+b.key("Enter")
+ok(b.wait("/client's key/.test(document.querySelector('#status').textContent)", "a client"), text("#status"))
+ok(shown("#now") and "Prompts\n1" in text("#now") and "Slots" not in text("#now"), "the client's own figures: " + text("#now"))
+time.sleep(5)  # it looks again, twice
+ok(len(b.errors()) == red, "and isn't tried as the admin's: %s" % b.errors()[red:])
+b.type(admin_key)
+b.key("Enter")
+ok(b.wait("/admin key is right/.test(document.querySelector('#status').textContent)", "the admin"), text("#status"))
+ok("Slots at work" in text("#now") and "version" in text("#server") and text("#tree-note") == "The store is empty.", text("body"))
+ok(s.stop() == 0, "stop")
 b.close()
 finish()
 PY

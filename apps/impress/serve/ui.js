@@ -8,17 +8,19 @@
     ["Gathering", "gather"], ["Computing", "compute"]];
   const $ = (id) => document.getElementById(id);
   const state = {key: "", refused: false, paused: false, before: null, columns: [], looks: 0, nodes: new Map(), roots: [],
-    open: new Set(), seen: new Set(), selected: null, active: null, admin: false, busy: false};
+    open: new Set(), seen: new Set(), selected: null, active: null, admin: false, busy: false,
+    off: null /* no admin key is set; null: not known yet */, closed: false /* figures want a key, too */, client: false};
 
   /* ---- text and elements */
 
   const bytes = (n) => {
     let i = 0;
     while (n >= 1024 && i < 4) { n /= 1024; i++; }
-    return (i ? n.toFixed(n < 10 ? 1 : 0) : String(n)) + " " + ["B", "KiB", "MiB", "GiB", "TiB"][i];
+    return (i ? n.toFixed(n < 10 ? 1 : 0) : String(n)) + "\u00a0" + ["B", "KiB", "MiB", "GiB", "TiB"][i];
   };
-  const percent = (part, all) => all > 0 ? (100 * part / all).toFixed(1) + " %" : "\u2013";
+  const percent = (part, all) => all > 0 ? (100 * part / all).toFixed(1) + "\u00a0%" : "\u2013"; /* on one line */
   const count = (n) => Math.round(n).toLocaleString("en");
+  const many = (n, one, more = one + "s") => count(n) + " " + (Math.round(n) === 1 ? one : more);
   const ago = (then) => {
     const s = Math.max(0, Date.now() / 1000 - then);
     return s < 90 ? Math.round(s) + " s ago" : s < 5400 ? Math.round(s / 60) + " min ago"
@@ -36,7 +38,7 @@
     return box;
   }));
   const row = (head, cells, part) => {
-    const tr = make("tr"), th = make("th", undefined, {scope: "row"});
+    const tr = make("tr"), th = make("th", undefined, {scope: "row", class: part === undefined ? "" : "marked"});
     if (part !== undefined) th.append(make("span", undefined, {class: "swatch part-" + part, "aria-hidden": "true"}));
     th.append(head);
     tr.append(th, ...cells.map((c) => make("td", c)));
@@ -55,15 +57,15 @@
 
   /* ---- asking */
 
-  const ask = async (path, body) => {
-    const headers = state.key && !state.refused ? {Authorization: "Bearer " + state.key} : {};
+  const ask = async (path, body, key = state.refused ? "" : state.key) => {
+    const headers = key ? {Authorization: "Bearer " + key} : {};
     const reply = await fetch(path, {method: body ? "POST" : "GET", headers, body: body ? JSON.stringify(body) : undefined,
       cache: "no-store", credentials: "omit"});
     const text = await reply.text();
     if (reply.ok) return text;
-    let message = "status " + reply.status;
-    try { message = JSON.parse(text).error.message; } catch { /* not ours */ }
-    throw Object.assign(new Error(message), {status: reply.status});
+    let error = {message: "status " + reply.status};
+    try { error = JSON.parse(text).error || error; } catch { /* not ours */ }
+    throw Object.assign(new Error(error.message), {status: reply.status, code: error.code});
   };
 
   const parseMetrics = (text) => {
@@ -108,9 +110,9 @@
     });
     chart.replaceChildren(...shapes);
     const largest = PARTS.map(([label], i) => [mean((c) => c.parts[i]), label]).sort((a, b) => b[0] - a[0])[0];
-    chart.setAttribute("aria-label", n ? `Lately ${count(n)} answers, on average ${all.toFixed(0)} ms to the first token, ` +
+    chart.setAttribute("aria-label", n ? `Lately ${many(n, "answer")}, on average ${all.toFixed(0)} ms to the first token, ` +
       `most of it: ${largest[1].toLowerCase()}, ${largest[0].toFixed(0)} ms.` : "No answer since this page was opened.");
-    $("ttft-scale").textContent = n ? `The highest column is ${top.toFixed(0)} ms; ${count(n)} answers are shown.`
+    $("ttft-scale").textContent = n ? `The highest column is ${top.toFixed(0)} ms; ${many(n, "answer is", "answers are")} shown.`
       : "No answer since this page was opened.";
   };
 
@@ -125,7 +127,7 @@
         return row(t[0].toUpperCase() + t.slice(1), [percent(hits, all), count(hits), bytes(n)]);
       }), row("Nowhere: computed", [percent(way("computed"), all), count(way("computed")), ""]));
     const prompt = m.impress_prompt_tokens_total || 0, from = (s) => m[`impress_prompt_tokens_cached_total{source="${s}"}`] || 0;
-    $("tokens").textContent = prompt ? `Of ${count(prompt)} tokens of prompts, ${percent(from("live"), prompt)} were in live ` +
+    $("tokens").textContent = prompt ? `Of ${many(prompt, "token")} of prompts, ${percent(from("live"), prompt)} were in live ` +
       `cells, ${percent(from("store"), prompt)} in the store, and ` +
       `${percent(m.impress_prompt_tokens_computed_total || 0, prompt)} were computed.` : "No prompt yet.";
     /* With a client's key the page of numbers has those of this client only: what isn't there isn't drawn. */
@@ -142,7 +144,7 @@
   };
 
   const drawTiers = (stats) => {
-    $("server").textContent = `${stats.model}, ${count(stats.context_tokens)} tokens of context, version ${stats.version}`;
+    $("server").textContent = `${stats.model}, ${many(stats.context_tokens, "token")} of context, version ${stats.version}`;
     if (!stats.store) {
       $("tiers").replaceChildren(make("p", "This server has no store.", {class: "note"}));
       return;
@@ -192,14 +194,14 @@
     if (!n) {
       add(item.model || "model", "name");
       add(`space ${item.space.slice(0, 8)}`);
-      add(`${count(item.tokens)} tokens`);
+      add(many(item.tokens, "token"));
       add(bytes(item.bytes));
       return r;
     }
     add(`Prefix ${n.id}`, "name");
-    add(`${count(n.tokens)} tokens from ${count(n.first_token)}`);
+    add(`${many(n.tokens, "token")} from ${count(n.first_token)}`);
     add(bytes(n.bytes));
-    add(`${count(n.hits)} hits`);
+    add(many(n.hits, "hit"));
     add(`used ${ago(n.used)}`);
     if (n.pinned) add("pinned", "mark");
     if (n.derived) add("derived", "mark");
@@ -230,7 +232,7 @@
     tree.scrollTop = scrolled;
     if (had) focusItem(state.active, true);
     const n = [...state.nodes.values()].filter((i) => i.node).length;
-    $("tree-note").textContent = n ? `${count(n)} prefixes. Arrow keys move and unfold, Enter shows a prefix.` : "The store is empty.";
+    $("tree-note").textContent = n ? `${many(n, "prefix", "prefixes")}. Arrow keys move and unfold, Enter shows a prefix.` : "The store is empty.";
   };
 
   const elementOf = (key) => [...$("tree").querySelectorAll("[role=treeitem]")].find((e) => e.dataset.key === key);
@@ -278,7 +280,7 @@
     if (!li) return;
     const item = state.nodes.get(li.dataset.key);
     state.active = item.key;
-    if (item.children.length > 0 && (!item.node || event.offsetX < 24)) toggle(item.key, !state.open.has(item.key));
+    if (item.children.length > 0 && (!item.node || event.clientX - r.getBoundingClientRect().left < 24)) toggle(item.key, !state.open.has(item.key));
     else select(item.key);
     focusItem(item.key, true);
   };
@@ -301,7 +303,7 @@
     let sum = 0, half = 0;
     const all = values.reduce((a, b) => a + b, 0);
     for (const v of [...values].sort((a, b) => b - a)) { if (sum >= all / 2) break; sum += v; half++; }
-    const source = data.source === "requests" ? `the mean over ${count(data.requests)} ${data.requests === 1 ? "request" : "requests"}`
+    const source = data.source === "requests" ? `the mean over ${many(data.requests, "request")}`
       : data.source === "prefill" ? "by the prompt that it was stored with; no request chose from it yet" : "";
     const text = data.source === "none" ? "Nothing is known yet of how important its tokens are."
       : `Importance of each token on a logarithmic scale, ${source}; 1, the dashed line, is the mean of a whole prefix. The ` +
@@ -372,38 +374,98 @@
     await showDetail();
   };
 
-  const lookAsAdmin = async () => {
-    if (!state.key || state.refused) return;
+  /* Asked without a key: 401 where there is an admin key, 403 where there is none, and so none that works. */
+  const findAdmin = async () => {
+    try {
+      await ask("/admin/stats", undefined, "");
+    } catch (e) {
+      if (!e.status) throw e;
+      state.off = e.code === "admin_off";
+    }
+  };
+
+  /* Of figures that aren't there: why not. */
+  const drawMissing = (why) => {
+    for (const e of document.querySelectorAll("[data-figures]")) e.hidden = Boolean(why);
+    for (const e of document.querySelectorAll(".missing")) {
+      e.hidden = !why;
+      e.textContent = why;
+    }
+  };
+
+  /* What the page says of keys. */
+  const drawKeys = () => {
+    const why = state.off === null ? "Not asked yet." : state.off ? "No admin key is set, so nothing can be shown here. To set one, " +
+      "start the server with --admin-key-file FILE, or with $IMPRESS_ADMIN_KEY." : "The admin key is needed for this.";
+    const useless = state.off === true && !state.closed;
+    $("key-field").hidden = $("key-note").hidden = useless;
+    $("key-label").textContent = state.off ? "API key" : state.closed ? "Admin or API key" : "Admin key";
+    if (state.admin) return;
+    $("tree-note").textContent = why;
+    $("tiers").replaceChildren(make("p", why, {class: "note"}));
+  };
+
+  const lookAsAdmin = async (key) => {
+    if (!key || state.refused || state.off) return;
+    if (state.client) {
+      say("This is a client's key: the figures are of its requests alone.");
+      return;
+    }
     const stats = JSON.parse(await ask("/admin/stats"));
+    if (key !== state.key) return;
     drawTiers(stats);
     $("refresh").disabled = !stats.store;
     if (stats.store && (!state.admin || state.looks % TREE_LOOKS === 0)) await lookAtTree();
+    if (key !== state.key) return;
     if (!state.admin) say("The admin key is right.");
     state.admin = true;
+  };
+
+  const lookOnce = async (key) => {
+    if (state.off === null) {
+      await findAdmin();
+      drawKeys();
+    }
+    const m = parseMetrics(await ask("/metrics"));
+    if (key !== state.key) return;
+    state.client = !("impress_slots" in m); /* its own figures are all that a client's key opens */
+    drawTtft(m);
+    drawHits(m);
+    drawMissing("");
+    state.before = m;
+    if (!state.admin) $("server").textContent = "connected";
+    if (!key) say("");
+    await lookAsAdmin(key);
+    if (state.admin && $("status").className === "bad") say("");
+    state.looks++;
+  };
+
+  const tellFailure = (e) => {
+    const bare = e.status === 401 && !state.key;
+    state.admin = false;
+    if (e.status === 401 && state.key) state.refused = true; /* once: the server counts wrong keys */
+    if (!e.status) state.off = null; /* another server may come back */
+    if (bare && !state.closed) {
+      state.closed = true;
+      drawKeys();
+    }
+    say(bare ? "This server wants a key." : e.status === 401 ? "This key isn't right."
+      : e.status ? e.message : "The server can't be reached.", true);
+    $("server").textContent = e.status ? "connected" : "not connected";
+    if (!state.before) drawMissing(e.status === 401 ? "A key is needed for this." : "Nothing came from the server yet.");
   };
 
   const look = async () => {
     if (state.busy) return;
     state.busy = true;
+    const key = state.key;
     try {
-      const m = parseMetrics(await ask("/metrics"));
-      drawTtft(m);
-      drawHits(m);
-      state.before = m;
-      if (!state.key) {
-        $("server").textContent = "connected";
-        say("");
-      }
-      await lookAsAdmin();
-      if (state.admin && $("status").className === "bad") say("");
-      state.looks++;
+      await lookOnce(key);
     } catch (e) {
-      state.admin = false;
-      if (e.status === 401 && state.key) state.refused = true; /* once: the server counts wrong keys */
-      say(e.status === 401 ? (state.key ? "This key isn't right." : "This server wants a key.")
-        : e.status ? e.message : "The server can't be reached.", true);
+      if (key === state.key) tellFailure(e);
     }
     state.busy = false;
+    if (key !== state.key) look(); /* what came was an answer to the key before */
   };
 
   const forget = () => {
@@ -411,11 +473,14 @@
     state.roots = [];
     state.selected = state.active = null;
     state.admin = false;
+    if (state.closed) { /* figures of another client aren't where these begin */
+      state.before = null;
+      state.columns = [];
+    }
     $("tree").replaceChildren();
     $("detail").hidden = true;
     $("refresh").disabled = true;
-    $("tree-note").textContent = "The admin key is needed for this.";
-    $("tiers").replaceChildren(make("p", "The admin key is needed for this.", {class: "note"}));
+    drawKeys();
   };
 
   $("key-form").addEventListener("submit", (event) => {
