@@ -60,12 +60,11 @@ RANDOM=$seed
 killed=0
 started=0 # rounds whose kill came when the file had been made
 for i in $(seq "$rounds"); do
-    words 20 "$i" >"$tmp/new.txt"
+    words 40 "$i" >"$tmp/new.txt"
     had=$(find "$tmp/store/segments" -name '*.seg' | wc -l)
     moment=${moments[$((i % ${#moments[@]}))]} n=1
     case $moment in writing) n=$((1 + RANDOM % 40)) ;; noting) n=$((1 + RANDOM % 6)) ;; esac
-    # It could answer for long, so that it is still there when its file is.
-    timeout 300 python3 "$tmp/kill.py" "$tmp/store" "$moment" $n "$IMPRESS" "${asking[@]}" -n 200 -f "$tmp/new.txt"
+    timeout 300 python3 "$tmp/kill.py" "$tmp/store" "$moment" $n "$IMPRESS" "${asking[@]}" -n 1 -f "$tmp/new.txt"
     case $? in
     0) killed=$((killed + 1)) ;;
     3) ;;
