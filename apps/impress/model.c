@@ -145,6 +145,8 @@ int app_read_text(const char *path, char **text, size_t *n_bytes)
     else if (ferror(f))
         rc = app_fail("can't read %s: %s", path, strerror(errno));
     if (f != stdin) fclose(f);
+    size_t good = rc ? 0 : text_utf8(buf, n);
+    if (rc == 0 && good < n) rc = app_fail("%s isn't UTF-8 at byte %zu", path, good + 1);
     if (rc) {
         free(buf);
         return rc;

@@ -137,6 +137,8 @@ static bool parse_flag(const char *s, bool *out)
 static int opt_set(const opt_command *command, const opt *o, const char *value, void *settings, const char *where)
 {
     void *at = (char *)settings + o->offset;
+    if (o->arg && !strcmp(o->arg, "TEXT") && text_utf8(value, strlen(value)) < strlen(value))
+        return opt_misuse(command, "%s isn't UTF-8", where);
     switch (o->kind) {
     case OPT_HEADING: return 0; /* never found */
     case OPT_FLAG:

@@ -94,16 +94,18 @@ const char *text_ago(int64_t then_s, int64_t now_s, char buf[32])
 }
 
 struct text_table {
-    size_t n_columns, n_cells, cap;
+    size_t n_columns, n_cells, cap, n_right;
     char **cells;
 };
 
 text_table *text_table_new(size_t n_columns)
 {
     text_table *t = calloc(1, sizeof *t);
-    if (t) t->n_columns = n_columns;
+    if (t) t->n_columns = t->n_right = n_columns;
     return t;
 }
+
+void text_table_left(text_table *t, size_t from) { t->n_right = from; }
 
 bool text_table_add(text_table *t, const char *fmt, ...)
 {
@@ -125,6 +127,23 @@ bool text_table_add(text_table *t, const char *fmt, ...)
     return true;
 }
 
+size_t text_utf8(const char *s, size_t n)
+{
+    const unsigned char *b = (const unsigned char *)s;
+    for (size_t i = 0, more; i < n; i += 1 + more) {
+        unsigned char first = b[i], low = 0x80, high = 0xbf; /* bounds of the second byte */
+        more = first < 0x80 ? 0 : first < 0xe0 ? 1 : first < 0xf0 ? 2 : 3;
+        if ((first >= 0x80 && first < 0xc2) || first > 0xf4 || i + more >= n) return i;
+        if (first == 0xe0) low = 0xa0;
+        if (first == 0xed) high = 0x9f;
+        if (first == 0xf0) low = 0x90;
+        if (first == 0xf4) high = 0x8f;
+        for (size_t j = 1; j <= more; j++, low = 0x80, high = 0xbf)
+            if (b[i + j] < low || b[i + j] > high) return i;
+    }
+    return n;
+}
+
 /* Columns a UTF-8 string takes, for the plain characters we print. */
 static int text_width(const char *s)
 {
@@ -140,15 +159,20 @@ void text_table_print(const text_table *t, FILE *f)
         int w = text_width(t->cells[i]), *width = &widths[i % t->n_columns];
         if (w > *width) *width = w;
     }
+    int blanks = 0; /* due before the next cell that isn't empty: no line ends in them */
     for (size_t i = 0; i < t->n_cells; i++) {
         size_t column = i % t->n_columns;
         int pad = widths ? widths[column] - text_width(t->cells[i]) : 0;
-        bool last = column + 1 == t->n_columns || i + 1 == t->n_cells;
-        if (column == 0)
-            fprintf(f, "%s%*s", t->cells[i], last ? 0 : pad, "");
-        else
-            fprintf(f, "  %*s%s", pad, "", t->cells[i]);
-        if (last) fputc('\n', f);
+        bool left = column == 0 || column >= t->n_right;
+        blanks += (column == 0 ? 0 : 2) + (left ? 0 : pad);
+        if (*t->cells[i]) {
+            fprintf(f, "%*s%s", blanks, "", t->cells[i]);
+            blanks = 0;
+        }
+        if (left) blanks += pad;
+        if (column + 1 < t->n_columns && i + 1 < t->n_cells) continue;
+        fputc('\n', f);
+        blanks = 0;
     }
     free(widths);
 }

@@ -12,6 +12,9 @@ bool text_parse_size(const char *s, uint64_t *out);
 bool text_parse_count(const char *s, uint64_t max, uint64_t *out);
 bool text_parse_real(const char *s, double *out);
 
+/* Bytes from the start that are UTF-8: n if all are. Tokenizers end the program at some that aren't. */
+size_t text_utf8(const char *s, size_t n);
+
 /* The next item of a list with commas, or of what is left of it, cut to `n` bytes. False: there is none. */
 bool text_next_item(const char **list, char *item, size_t n);
 
@@ -23,10 +26,12 @@ const char *text_ago(int64_t then_s, int64_t now_s, char buf[32]);
 /* Sorts the values; 0 of none. */
 double text_median(double *values, size_t n);
 
-/* A table of strings: the first column to the left, the others to the right. */
+/* A table of strings: the first column to the left, the others to the right, those from column `from` on to the left
+ * again. No line ends in blanks. */
 typedef struct text_table text_table;
 text_table *text_table_new(size_t n_columns);                                                   /* NULL: no memory */
 bool text_table_add(text_table *t, const char *fmt, ...) __attribute__((format(printf, 2, 3))); /* the next cell */
+void text_table_left(text_table *t, size_t from);
 void text_table_print(const text_table *t, FILE *f);
 void text_table_free(text_table *t);
 

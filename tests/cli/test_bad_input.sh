@@ -19,6 +19,15 @@ expect 1 "$tmp/no.txt: No such file" "${run[@]}" -m "$IMPRESS_MODEL" -f "$tmp/no
 expect 1 "$tmp/empty.txt is empty" "${run[@]}" -m "$IMPRESS_MODEL" -f "$tmp/empty.txt"
 expect 1 "can't read $tmp: " "${run[@]}" -m "$IMPRESS_MODEL" -f "$tmp"
 expect 1 'more than --ctx-size 128' "${ok[@]}" -c 128
+printf 'A text that \xf4\x90\x80\x80 ends' >"$tmp/odd.txt" # one after the last of Unicode
+printf 'caf\xe9, in Latin 1' >"$tmp/latin.txt"
+for file in odd latin; do
+    for command in "run -p question" warm; do
+        expect 1 "$tmp/$file.txt isn't UTF-8 at byte [0-9]+" "$IMPRESS" $command -m "$IMPRESS_MODEL" -f "$tmp/$file.txt" --store "$tmp/store"
+    done
+    expect 2 "$tmp/$file.txt isn't UTF-8" "$IMPRESS" diff "$tmp/prefix.txt" "$tmp/$file.txt" -m "$IMPRESS_MODEL"
+    expect 2 "run: -p isn't UTF-8" "$IMPRESS" run -m "$IMPRESS_MODEL" -f "$tmp/prefix.txt" -p "$(cat "$tmp/$file.txt")"
+done
 words 9000 >"$tmp/long.txt"
 expect 1 "long.txt: prompt of [0-9]+ tokens.*model's context of [0-9]+" "${run[@]}" -m "$IMPRESS_MODEL" -f "$tmp/long.txt"
 
