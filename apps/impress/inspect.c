@@ -20,15 +20,13 @@ typedef struct inspect_settings {
 } inspect_settings;
 
 #define AT(member) offsetof(inspect_settings, member)
-#define KEY_OPT                                                                                                        \
-    {                                                                                                                  \
-        "key-file", 0, OPT_TEXT, AT(store.key_file), "FILE", "the key of an encrypted store", false                    \
-    }
 #define STORE_OPT                                                                                                      \
     {                                                                                                                  \
         "store", 0, OPT_TEXT, AT(store.dir), "DIR", "the store, if it isn't the argument STORE", false                 \
     },                                                                                                                 \
-        KEY_OPT
+    {                                                                                                                  \
+        "key-file", 0, OPT_TEXT, AT(store.key_file), "FILE", "the key of an encrypted store", false                    \
+    }
 #define JSON_OPT                                                                                                       \
     {                                                                                                                  \
         "json", 0, OPT_FLAG, AT(json), NULL, "print JSON", true                                                        \
@@ -40,13 +38,29 @@ typedef struct inspection {
     const opt_command *command;
     inspect_settings s;
     char **argv;
-    int n; /* positional arguments, argv[1..n]; the first is the store */
+    int n;    /* positional arguments, argv[1..n] */
+    int node; /* the first of them that isn't the store */
     const char *dir;
     imp_store *store;
 } inspection;
 
-/* Parse; argv[1], if it is there, names the store. Returns false with the exit code when the command ends here. */
-static bool parse(inspection *in, const opt_command *command, int argc, char **argv, int max_positional, int *code)
+static bool is_node(const char *arg)
+{
+    uint64_t node;
+    return text_parse_count(arg, UINT64_MAX, &node) && node != 0;
+}
+
+/* Is argv[1] the store? With `nodes` behind it, not if a flag names the store, or if it is a number and no file. */
+static bool names_store(const inspection *in, bool nodes)
+{
+    if (in->n == 0 || !nodes) return in->n > 0;
+    if (in->s.store.dir && !strcmp(opt_said("store"), "--store")) return false;
+    return !is_node(in->argv[1]) || access(in->argv[1], F_OK) == 0;
+}
+
+/* Parse: arguments are a store, if there is one, and `nodes`, or none. Returns false with the exit code when the
+ * command ends here. */
+static bool parse(inspection *in, const opt_command *command, int argc, char **argv, bool nodes, int *code)
 {
     memset(in, 0, sizeof *in);
     in->command = command;
@@ -56,10 +70,9 @@ static bool parse(inspection *in, const opt_command *command, int argc, char **a
         if (*code == 1) *code = 0; /* help */
         return false;
     }
-    if (in->n > max_positional)
-        *code = opt_misuse(command, "unexpected argument `%s`", argv[max_positional + 1]);
-    else if (in->n >= 1)
-        in->s.store.dir = argv[1];
+    in->node = 1;
+    if (names_store(in, nodes)) in->s.store.dir = argv[in->node++];
+    if (!nodes && in->n >= in->node) *code = opt_misuse(command, "unexpected argument `%s`", argv[in->node]);
     if (*code == 0 && !(in->dir = store_settings_dir(&in->s.store))) *code = opt_misuse(command, "`none` is no store");
     return *code == 0;
 }
@@ -81,16 +94,14 @@ static bool open_to_look(inspection *in, int *code)
     return open_store(in, writable ? 0 : IMP_STORE_READONLY, code);
 }
 
-/* Are the arguments from the second on numbers of nodes? Asked before the first of them is touched. */
+/* Are all of `nodes` numbers of nodes? Asked before the first of them is touched. */
 static bool check_nodes(const inspection *in, int *code)
 {
-    uint64_t node;
-    for (int i = 2; i <= in->n; i++) {
-        if (text_parse_count(in->argv[i], UINT64_MAX, &node) && node != 0) continue;
-        *code = opt_misuse(in->command, "`%s` is not the number of a node, as `impress ls` shows them", in->argv[i]);
-        return false;
-    }
-    return true;
+    int i = in->node;
+    while (i <= in->n && is_node(in->argv[i])) i++;
+    if (i > in->n) return true;
+    *code = opt_misuse(in->command, "`%s` is not the number of a node, as `impress ls` shows them", in->argv[i]);
+    return false;
 }
 
 /* How a node's segment was written, as `core raw 16 sketch`. "?": its header can't be read. */
@@ -150,7 +161,8 @@ static int list_row(const imp_node_info *node, void *user)
               text_table_add(t, "%s", text_bytes(node->kv_bytes, bytes)) && text_table_add(t, "%" PRIu64, node->hits) &&
               text_table_add(t, "%s", text_ago(node->used_s, l->now_s, ago)) &&
               text_table_add(t, "%s", layout_text(node, layout)) &&
-              text_table_add(t, "%s%s", node->derived ? "derived " : "", node->pinned ? "pinned" : "");
+              text_table_add(t, "%s%s%s", node->derived ? "derived" : "", node->derived && node->pinned ? " " : "",
+                             node->pinned ? "pinned" : "");
     return ok ? 0 : IMP_E_NOMEM;
 }
 
@@ -158,13 +170,14 @@ int cmd_ls(int argc, char **argv)
 {
     inspection in;
     int rc;
-    if (!parse(&in, &ls_command, argc, argv, 1, &rc) || !open_to_look(&in, &rc)) return rc;
+    if (!parse(&in, &ls_command, argc, argv, false, &rc) || !open_to_look(&in, &rc)) return rc;
     listing l = {.now_s = (int64_t)time(NULL)};
     if (in.s.json)
         l.array = json_array();
     else
         l.table = text_table_new(11);
     rc = l.array || l.table ? 0 : app_fail("out of memory");
+    if (l.table) text_table_left(l.table, 9);
     static const char *const heads[] = {"node",   "parent", "space", "model", "first",
                                         "tokens", "KV",     "hits",  "used",  "layout", ""};
     for (size_t i = 0; rc == 0 && l.table && i < 11; i++)
@@ -247,7 +260,7 @@ int cmd_stat(int argc, char **argv)
 {
     inspection in;
     int rc;
-    if (!parse(&in, &stat_command, argc, argv, 1, &rc) || !open_to_look(&in, &rc)) return rc;
+    if (!parse(&in, &stat_command, argc, argv, false, &rc) || !open_to_look(&in, &rc)) return rc;
     imp_stats st;
     layouts l = {.n = 0};
     if (imp_store_stats(in.store, &st) < 0 || imp_store_list(in.store, add_layout, &l) < 0) {
@@ -264,7 +277,7 @@ int cmd_stat(int argc, char **argv)
         printf("on disk        %s of %s\n", text_bytes(st.disk_bytes, disk), text_bytes(st.limit_bytes, limit));
         printf("KV rows        %s\n", text_bytes(st.kv_bytes, kv));
         printf("tokens         %" PRIu64 "\n", st.n_tokens);
-        for (size_t i = 0; i < l.n; i++) printf("    %10" PRIu64 " %s\n", l.n_tokens[i], l.text[i]);
+        for (size_t i = 0; i < l.n; i++) printf("layout         %s: %" PRIu64 " tokens\n", l.text[i], l.n_tokens[i]);
         printf("nodes          %" PRIu64 " in %" PRIu64 " segments, %" PRIu64 " spaces\n", st.n_nodes, st.n_segments,
                st.n_spaces);
         printf("tree in memory %s\n", text_bytes(st.memory_bytes, memory));
@@ -322,7 +335,7 @@ int cmd_verify(int argc, char **argv)
 {
     inspection in;
     int rc;
-    if (!parse(&in, &verify_command, argc, argv, 1, &rc)) return rc;
+    if (!parse(&in, &verify_command, argc, argv, false, &rc)) return rc;
     if (in.s.rebuild && imp_store_rebuild_key(in.dir, in.s.store.key_file) < 0) return app_fail("%s", imp_last_error());
     if (!open_store(&in, in.s.repair ? 0 : IMP_STORE_READONLY, &rc)) return rc;
     verification v = {.json = in.s.json, .array = in.s.json ? json_array() : NULL, .progress = {.label = "verifying"}};
@@ -360,19 +373,20 @@ int cmd_verify(int argc, char **argv)
 
 /* ---- rm */
 
-static const opt rm_opts[] = {KEY_OPT, {"all", 0, OPT_FLAG, AT(all), NULL, "remove everything", true}};
+static const opt rm_opts[] = {STORE_OPT, {"all", 0, OPT_FLAG, AT(all), NULL, "remove everything", true}};
 const opt_command rm_command = {"rm",
-                                "rm STORE NODE... | rm STORE --all",
+                                "rm [STORE] NODE... | rm STORE --all",
                                 "Remove nodes and everything below them (numbers as `impress ls` shows them).",
-                                NULL,
+                                "--all wants the store to be named: as STORE, by --store or by IMPRESS_STORE.",
                                 rm_opts,
                                 N_OPTS(rm_opts)};
 
+/* Nobody empties the default store by leaving a word out. */
 static bool check_rm(const inspection *in, int *code)
 {
-    if (in->s.all ? in->n == 1 : in->n >= 2) return check_nodes(in, code);
-    *code =
-        opt_misuse(&rm_command, in->s.all ? "--all wants a STORE and no nodes" : "wants a STORE and NODEs, or --all");
+    bool nodes = in->n >= in->node;
+    if (in->s.all ? in->s.store.dir && !nodes : nodes) return check_nodes(in, code);
+    *code = opt_misuse(&rm_command, in->s.all ? "--all wants a STORE and no nodes" : "wants NODEs, or --all");
     return false;
 }
 
@@ -380,9 +394,9 @@ int cmd_rm(int argc, char **argv)
 {
     inspection in;
     int rc;
-    if (!parse(&in, &rm_command, argc, argv, argc, &rc) || !check_rm(&in, &rc) || !open_store(&in, 0, &rc)) return rc;
+    if (!parse(&in, &rm_command, argc, argv, true, &rc) || !check_rm(&in, &rc) || !open_store(&in, 0, &rc)) return rc;
     if (in.s.all && imp_store_remove(in.store, 0) < 0) rc = app_fail("%s", imp_last_error());
-    for (int i = 2; rc == 0 && i <= in.n; i++) {
+    for (int i = in.node; rc == 0 && i <= in.n; i++) {
         uint64_t node = 0;
         text_parse_count(argv[i], UINT64_MAX, &node);
         if (imp_store_remove(in.store, node) < 0) rc = app_fail("%s", imp_last_error());
@@ -396,7 +410,8 @@ int cmd_rm(int argc, char **argv)
 static const opt gc_opts[] = {
     STORE_OPT,
     JSON_OPT,
-    {"limit", 0, OPT_SIZE, AT(store.limit), "SIZE", "size limit to enforce (default: 10G)", false},
+    {"limit", 0, OPT_SIZE, AT(store.limit), "SIZE",
+     "size limit of the store from now on (default: as it was last\ngiven, else 10G)", false},
     {"reorder", 0, OPT_FLAG, AT(reorder), NULL,
      "then write segments anew, in order, whose statistics have\nchanged, or that hold rows of evicted nodes", true},
     SWITCH_OPT(inspect_settings, store.switches, SWITCH_ORDER, "order", "ORDER",
@@ -422,19 +437,30 @@ static json_t *gc_json(const imp_gc_report *r, const imp_reorder_report *reorder
     return o;
 }
 
+/* What this call evicted, for the report: the opening may have done it, by a smaller limit, and so may a reorder. */
+static void count_evicted(const imp_stats *opened, const imp_stats *tidied, const imp_stats *last, imp_gc_report *r)
+{
+    r->evicted_nodes = last->evicted_nodes;
+    r->freed_bytes += opened->evicted_bytes + (last->evicted_bytes - tidied->evicted_bytes);
+}
+
 int cmd_gc(int argc, char **argv)
 {
     inspection in;
     int rc;
-    if (!parse(&in, &gc_command, argc, argv, 1, &rc)) return rc;
+    if (!parse(&in, &gc_command, argc, argv, false, &rc)) return rc;
     if (!in.s.store.switches.text[SWITCH_ORDER]) in.s.store.switches.text[SWITCH_ORDER] = "core";
     if (!open_store(&in, 0, &rc)) return rc;
     imp_gc_report report;
     imp_reorder_report reorder = {0};
+    imp_stats opened, tidied, last;
+    bool counted = imp_store_stats(in.store, &opened) == 0;
     int status = imp_store_gc(in.store, &report);
     bool done = status == 0 || status == IMP_E_FULL; /* full: all was done that can be */
     if (status < 0) rc = app_fail("%s", imp_last_error());
+    counted = done && counted && imp_store_stats(in.store, &tidied) == 0;
     if (done && in.s.reorder && imp_store_reorder(in.store, &reorder) < 0) rc = app_fail("%s", imp_last_error());
+    if (counted && imp_store_stats(in.store, &last) == 0) count_evicted(&opened, &tidied, &last, &report);
     if (done && in.s.json) {
         int printed = report_print_json(gc_json(&report, in.s.reorder ? &reorder : NULL));
         if (printed) rc = printed;
@@ -453,15 +479,15 @@ int cmd_gc(int argc, char **argv)
 
 /* ---- pin */
 
-static const opt pin_opts[] = {KEY_OPT, {"off", 0, OPT_FLAG, AT(off), NULL, "no longer", true}};
+static const opt pin_opts[] = {STORE_OPT, {"off", 0, OPT_FLAG, AT(off), NULL, "no longer", true}};
 const opt_command pin_command = {
-    "pin",           "pin STORE NODE... [--off]", "Keep nodes, and what they stand on, from eviction.", NULL, pin_opts,
+    "pin",           "pin [STORE] NODE... [--off]", "Keep nodes, and what they stand on, from eviction.", NULL, pin_opts,
     N_OPTS(pin_opts)};
 
 static bool check_pin(const inspection *in, int *code)
 {
-    if (in->n >= 2) return check_nodes(in, code);
-    *code = opt_misuse(&pin_command, "wants a STORE and NODEs");
+    if (in->n >= in->node) return check_nodes(in, code);
+    *code = opt_misuse(&pin_command, "wants NODEs");
     return false;
 }
 
@@ -469,8 +495,8 @@ int cmd_pin(int argc, char **argv)
 {
     inspection in;
     int rc;
-    if (!parse(&in, &pin_command, argc, argv, argc, &rc) || !check_pin(&in, &rc) || !open_store(&in, 0, &rc)) return rc;
-    for (int i = 2; rc == 0 && i <= in.n; i++) {
+    if (!parse(&in, &pin_command, argc, argv, true, &rc) || !check_pin(&in, &rc) || !open_store(&in, 0, &rc)) return rc;
+    for (int i = in.node; rc == 0 && i <= in.n; i++) {
         uint64_t node = 0;
         text_parse_count(argv[i], UINT64_MAX, &node);
         if (imp_store_pin(in.store, node, !in.s.off) < 0) rc = app_fail("%s", imp_last_error());

@@ -11,9 +11,12 @@ run a && run b
 [ "$(nodes)" -ge 2 ] || fail "two prefixes, but $(nodes) nodes"
 json_ok "$tmp/ls.json" 'all(n["kv_bytes"] > 0 and n["n_tokens"] >= 1 and len(n["space"]) == 32 for n in d)'
 "$IMPRESS" ls "$tmp/store" | grep -q '^node ' || fail "ls has no head line"
+"$IMPRESS" ls "$tmp/store" >"$tmp/out" && grep -n ' $' "$tmp/out" && fail "ls: blanks at the end of a line"
+at=$(awk 'NR == 1 { print index($0, "layout") }' "$tmp/out")
+[ "$(cut -c "$at-" "$tmp/out" | sed 1d | sort -u)" = 'core raw 16 sketch' ] || fail "ls: layouts aren't below their head: $(cat "$tmp/out")"
 json_ok "$tmp/ls.json" 'd[0]["order"] == "core" and d[0]["rest"] == "raw" and d[0]["chunk_tokens"] == 16 and d[0]["paired"]'
 json_ok "$tmp/ls.json" 'd[0]["sketch_bits"] > 0 and d[0]["probe_heads"] == 0'
-"$IMPRESS" stat "$tmp/store" | grep -q "core raw 16 sketch$" || fail "stat names no layout"
+"$IMPRESS" stat "$tmp/store" | grep -qE '^layout +core raw 16 sketch: [0-9]+ tokens$' || fail "stat names no layout"
 "$IMPRESS" stat "$tmp/store" | grep -q '^I/O ' || fail "stat doesn't say how it reads"
 "$IMPRESS" stat "$tmp/store" --json >"$tmp/stat.json" || fail "stat --json"
 du=$(du -s --block-size=1 "$tmp/store" | cut -f1)
@@ -29,7 +32,20 @@ json_ok "$tmp/stat.json" 'd["reads"]["read_ns"] >= 0 and d["reads"]["byte_ns"] >
 # rm takes what is below too; the rest still hits.
 first=$(json "$tmp/ls.json" '[n["node"] for n in d if n["parent"] == 0][0]')
 "$IMPRESS" pin "$tmp/store" "$first" || fail "pin"
-nodes >/dev/null && json_ok "$tmp/ls.json" "[n['pinned'] for n in d if n['node'] == $first] == [True]"
+pinned() { nodes >/dev/null && json_ok "$tmp/ls.json" "[n['pinned'] for n in d if n['node'] == $first] == [$1]"; }
+pinned True
+"$IMPRESS" pin --store "$tmp/store" "$first" --off || fail "pin --store"
+pinned False
+IMPRESS_STORE="$tmp/store" "$IMPRESS" pin "$first" || fail "pin with IMPRESS_STORE"
+pinned True
+# A number that is a store's name is the store, but not behind --store.
+ln -s "$tmp/store" "$tmp/$first"
+impress=$(realpath "$IMPRESS")
+(cd "$tmp" && IMPRESS_STORE=$tmp/none "$impress" pin "$first" "$first" --off) || fail "pin in a store with a number for a name"
+pinned False
+(cd "$tmp" && "$impress" pin --store "$tmp/store" "$first") || fail "pin --store beside a file with a number for a name"
+pinned True
+rm "$tmp/$first"
 "$IMPRESS" rm "$tmp/store" "$first" || fail "rm"
 run a && run b
 a=$(json "$tmp/a.json" 'd["matched_tokens"]')
@@ -92,8 +108,31 @@ PY
 run a
 json_ok "$tmp/a.json" 'd["matched_tokens"] == 0'
 
-"$IMPRESS" gc "$tmp/store" --limit 1M >/dev/null || fail "gc"
+# Another order leaves the rest of a layout as it was, whoever writes it anew.
+layouts() { nodes >/dev/null && json "$tmp/ls.json" '"; ".join(sorted({"%s %s %d %s %d" % (n["order"], n["rest"], n["chunk_tokens"], n["paired"], n["sketch_bits"] > 0) for n in d}))'; }
+"$IMPRESS" gc "$tmp/store" --reorder --order token --json >"$tmp/gc.json" || fail "gc --reorder"
+json_ok "$tmp/gc.json" 'd["reorder"]["reordered"] > 0'
+[ "$(layouts)" = 'token raw 16 True 1' ] || fail "reordered: $(layouts)"
+"$IMPRESS" gc "$tmp/store" --reorder >/dev/null || fail "gc --reorder"
+[ "$(layouts)" = 'core raw 16 True 1' ] || fail "reordered back: $(layouts)"
+
+# What a smaller limit evicts is counted, wherever in the call that happens.
+had=$(nodes)
+cp -a "$tmp/store" "$tmp/plain"
+"$IMPRESS" gc "$tmp/store" --limit 1M --json >"$tmp/gc.json" || fail "gc"
+left=$(nodes)
+json_ok "$tmp/gc.json" "d['evicted_nodes'] == $had - $left > 0 and d['freed_bytes'] > 0"
+"$IMPRESS" gc "$tmp/plain" --limit 1M >"$tmp/out" || fail "gc"
+grep -q "nodes evicted: $((had - left)), freed: [1-9]" "$tmp/out" || fail "gc evicted $((had - left)) nodes, and says: $(cat "$tmp/out")"
 [ "$(du -s --block-size=1 "$tmp/store" | cut -f1)" -le 1048576 ] || fail "gc leaves more than its limit"
+# That is the store's limit now; who names none goes by it.
+limit() { "$IMPRESS" stat "$tmp/store" --json >"$tmp/stat.json" && json "$tmp/stat.json" 'd["limit_bytes"]'; }
+[ "$(limit)" -eq 1048576 ] || fail "the limit is $(limit) after gc --limit 1M"
+"$IMPRESS" gc "$tmp/store" >/dev/null || fail "gc without a limit"
+[ "$(limit)" -eq 1048576 ] || fail "the limit is $(limit) after gc"
+"$IMPRESS" gc "$tmp/store" --limit 30M >/dev/null || fail "gc with a larger limit"
+run a
+[ "$(limit)" -eq 31457280 ] || fail "the limit is $(limit) after a run without one"
 [ "$(IMPRESS_STORE="$tmp/store" "$IMPRESS" stat --json)" = "$("$IMPRESS" stat "$tmp/store" --json)" ] || fail "IMPRESS_STORE"
 [ "$("$IMPRESS" ls --store "$tmp/store")" = "$("$IMPRESS" ls "$tmp/store")" ] || fail "--store"
 "$IMPRESS" rm "$tmp/store" --all || fail "rm --all"

@@ -99,6 +99,13 @@ expect 2 'not the number of a node' "$IMPRESS" rm "$tmp" ../etc
 expect 2 'NODE' "$IMPRESS" rm "$tmp"
 expect 2 'no nodes' "$IMPRESS" rm "$tmp" 1 --all
 expect 2 'NODE' "$IMPRESS" pin "$tmp"
+expect 2 'NODE' "$IMPRESS" pin --store "$tmp"
+expect 2 '`no-node` is not the number of a node' "$IMPRESS" pin --store "$tmp" 1 no-node
+expect 2 '`none` is no store' "$IMPRESS" rm --store none 1
+for all in '' '1 '; do expect 2 'wants a STORE and no nodes' "$IMPRESS" rm $all--all; done # a default store isn't emptied
+expect 2 'no nodes' "$IMPRESS" rm --store "$tmp" 1 --all
+expect 1 "$tmp/cache/impress/store" "$IMPRESS" rm 1
+expect 1 "$tmp/cache/impress/store" "$IMPRESS" pin 1 2
 expect 2 'configuration file .*missing' "$IMPRESS" run --config "$tmp/missing" -m x -f y -p z
 printf 'retention 5\n' >"$tmp/bad.conf"
 expect 2 'bad.conf:1' "$IMPRESS" run --config "$tmp/bad.conf" -m x -f y -p z
