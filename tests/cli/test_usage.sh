@@ -194,7 +194,10 @@ commands=$("$IMPRESS" --help | sed -n 's/^  \([a-z]\+\)  .*/\1/p')
 for c in $commands; do
     complete_has "$c" impress "$c"
     page=../../man/impress-$c.1
-    [ -f "$page" ] || page=../../man/impress.1
+    [ -f "$page" ] || fail "\`man impress-$c\` finds nothing"
+    told=$(sed -n 's#^\.so man1/#../../man/#p' "$page") # a link to the common page, which has it among the commands
+    [ -z "$told" ] || grep -qxF ".B $c" "$told" || fail "$told says nothing of $c"
+    page=${told:-$page}
     [ "$c" = bench ] || check_help "$page" "$c"
 done
 subcommands=$("$IMPRESS" bench --help | sed -n 's/^  \([a-z-]\+\)  .*/\1/p')
