@@ -121,7 +121,7 @@ function(impress_install)
     install(FILES ${PROJECT_SOURCE_DIR}/completions/impress.bash
       DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME impress)
     install(FILES ${PROJECT_SOURCE_DIR}/completions/_impress DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
-    file(GLOB pages ${PROJECT_SOURCE_DIR}/man/*.1)
+    file(GLOB pages CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/man/*.1)
     install(FILES ${pages} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
   endif()
 endfunction()
