@@ -726,7 +726,7 @@ int imp_store_reorder(imp_store *store, imp_reorder_report *report);
 typedef struct imp_gc_report {
     uint64_t removed_files; /* that nothing referred to; those of evicted nodes don't count */
     uint64_t freed_bytes;   /* by all of it */
-    uint64_t evicted_nodes;
+    uint64_t evicted_nodes; /* by this call; imp_stats has those that opening with a smaller limit evicted, too */
 } imp_gc_report;
 
 /* Remove what nothing refers to, enforce the size limit now, and compact the catalogue. `report` may be NULL.
