@@ -19,7 +19,8 @@ typedef struct store_settings {
 #define STORE_OPTS(base)                                                                                               \
     {"store", 0, OPT_TEXT, offsetof(base, store.dir), "DIR",                                                           \
      "the store's directory (default: ~/.cache/impress/store);\n`none`: only in memory, see --host-cache", false},     \
-    {"limit", 0, OPT_SIZE, offsetof(base, store.limit), "SIZE", "size limit of the store (default: 10G)", false},      \
+    {"limit", 0, OPT_SIZE, offsetof(base, store.limit), "SIZE",                                                        \
+     "size limit of the store from now on (default: as it was last\ngiven, else 10G)", false},                         \
     {"key-file", 0, OPT_TEXT, offsetof(base, store.key_file), "FILE",                                                  \
      "encrypt the store with the key in FILE: 32 bytes or 64 hex digits\nthat only its owner may read", false},        \
     STORE_OPTS_HOW(base)

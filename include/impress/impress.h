@@ -213,15 +213,18 @@ typedef enum imp_io_mode {
 #define IMP_KEEP_PROBE 2u  /* the probe heads' keys once more, in a region of their own */
 #define IMP_KEEP_PAIRED 4u /* keys and values of the same tokens in one chunk, read together, instead of apart */
 
-/* None of this is kept in the directory (but whether it is encrypted): each handle limits, writes, and writes anew
+/* None of this is kept in the directory but the limit, and whether it is encrypted: each handle writes, and writes anew
  * (reorder, gc, the background) by its own options. So open a store with the same ones everywhere; a program that only
  * pins or removes sets reorder_period_s to UINT32_MAX. */
 typedef struct imp_store_opts {
     size_t struct_bytes;         /* set by imp_store_opts_init() */
-    uint64_t limit_bytes;        /* upper bound of the directory's size on disk, 1 MiB at least; 0: 10 GiB. Where what
-                                    is pinned or leased is more, it stays, and nothing new is stored. A store that is
-                                    larger when it is opened is made smaller then, unless this is 0; every commit and
-                                    imp_store_gc() make it smaller in any case */
+    uint64_t limit_bytes;        /* upper bound of the directory's size on disk, 1 MiB at least, for all who use the
+                                    store: it is kept there, those who have it open follow with their next look at
+                                    the catalogue, and of several the last one to open wins. 0: as it was last given;
+                                    10 GiB if it never was, or was lost with the catalogue. Where what is pinned or
+                                    leased is more, it stays, and nothing new is stored. A store that is larger when it
+                                    is opened is made smaller then, unless this is 0; every commit and imp_store_gc()
+                                    make it smaller in any case. Not looked at with IMP_STORE_READONLY */
     uint64_t read_bytes_per_s;   /* cap on reads, to behave like a slower disk; 0: none */
     uint64_t host_cache_bytes;   /* host tier; 0: none */
     uint64_t buffer_bytes;       /* at most so much for the read buffers of one load; 0: 32 MiB. No more is used than 8
@@ -718,9 +721,9 @@ typedef struct imp_reorder_report {
 } imp_reorder_report;
 
 /* Write segments anew, now, whose statistics have changed, or that hold rows of evicted nodes: in the store's order, and
- * in chunks as chunk_tokens and keep say. What a token gets doesn't change by that, to the bit. Room for each copy is made as for a commit. `report` may be
- * NULL; on failure it tells what was done until then. IMP_E_FULL where there is no room for the next one; segments that
- * can't be read are left as they are, and the log tells. */
+ * in chunks as chunk_tokens and keep say. What a token gets doesn't change by that, to the bit. Room for each copy is
+ * made as for a commit. `report` may be NULL; on failure it tells what was done until then. IMP_E_FULL where there is no
+ * room for the next one; segments that can't be read are left as they are, and the log tells. */
 int imp_store_reorder(imp_store *store, imp_reorder_report *report);
 
 typedef struct imp_gc_report {

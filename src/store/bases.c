@@ -513,9 +513,9 @@ static int write_file(imp_store *s, const char *name, const unsigned char *b, si
 static int make_room(imp_store *s, size_t n_bytes)
 {
     imp_evicted evicted = {0};
-    if (n_bytes > s->opts.limit_bytes / LIMIT_SHARE) {
+    if (n_bytes > imp_limit(s) / LIMIT_SHARE) {
         return imp_fail(IMP_E_FULL, "%zu bytes of bases for a limit of %llu", n_bytes,
-                        (unsigned long long)s->opts.limit_bytes);
+                        (unsigned long long)imp_limit(s));
     }
     int rc = imp_change_begin(s);
     if (rc == 0) rc = imp_change_end(s, imp_evict_for(s, n_bytes, 0, &evicted));

@@ -1,5 +1,5 @@
 /* cat_advice.c: what the catalogue keeps that may be lost: uses of nodes, histories of segments, fingerprints of files,
- * costs of reads. A row that isn't sound is no row. */
+ * costs of reads, settings. A row that isn't sound is no row. */
 #include <string.h>
 
 #include "base/alloc.h"
@@ -55,7 +55,7 @@ static uint64_t history_sum(uint64_t segment, const void *bytes, size_t n_bytes)
 }
 
 /* Does the catalogue have a table for them? A former version's, opened for reading, hasn't. */
-static bool keeps_histories(const imp_cat *c) { return cat_db_version(c->db) >= cat_catalogue_schema.version; }
+static bool keeps_histories(const imp_cat *c) { return cat_db_version(c->db) >= CAT_VERSION_HISTORY; }
 
 static int put_history(imp_cat *c, uint64_t segment, const void *bytes, size_t n_bytes)
 {
@@ -250,4 +250,63 @@ int imp_cat_costs_put(imp_cat *c, const imp_cat_costs *costs)
 {
     const imp_cat_file row = {.device = costs->device, .mtime_ns = costs->measured_s * 1000000000};
     return imp_cat_put_fingerprint(c, &row, (imp_hash128){bits_of(costs->read_ns), bits_of(costs->byte_ns)});
+}
+
+/* ---- settings */
+
+static bool keeps_settings(const imp_cat *c) { return cat_db_version(c->db) >= CAT_VERSION_SETTING; }
+
+static uint64_t setting_sum(const char *name, size_t n_name, uint64_t value)
+{
+    return imp_hash64(name, n_name, cat_sum_of(CAT_SETTING, &value, 1));
+}
+
+/* `name` NULL: whichever it is. */
+static bool parse_setting(sqlite3_stmt *s, const char *name, uint64_t *value)
+{
+    const void *found = sqlite3_column_blob(s, 0); /* of a text: its bytes, with no need of memory */
+    size_t n_found = (size_t)sqlite3_column_bytes(s, 0);
+    *value = cat_column(s, 1);
+    if (!found || cat_column(s, 2) != setting_sum(found, n_found, *value)) return false;
+    return !name || (n_found == strlen(name) && memcmp(found, name, n_found) == 0);
+}
+
+int cat_get_setting(imp_cat *c, const char *name, uint64_t *value)
+{
+    sqlite3_stmt *s = NULL;
+    *value = 0;
+    int rc = keeps_settings(c) ? cat_db_stmt(c->db, CAT_SETTING_GET, &s) : 0;
+    if (rc == 0 && s) {
+        sqlite3_bind_text(s, 1, name, -1, SQLITE_STATIC);
+        rc = cat_db_step(c->db, s);
+        if (rc <= 0 || !parse_setting(s, name, value)) *value = 0;
+    }
+    cat_db_done(s);
+    /* A damaged page among them is no reason to make all of it again; writing there will find it. */
+    return rc == IMP_E_CORRUPT || rc > 0 ? 0 : rc;
+}
+
+int cat_put_setting(imp_cat *c, const char *name, uint64_t value)
+{
+    sqlite3_stmt *s = NULL;
+    int rc = cat_must_be_in_change(c);
+    if (rc == 0) rc = cat_note(c, cat_db_stmt(c->db, CAT_SETTING_PUT, &s));
+    if (rc < 0) return rc;
+    sqlite3_bind_text(s, 1, name, -1, SQLITE_STATIC);
+    sqlite3_bind_int64(s, 2, (sqlite3_int64)value);
+    sqlite3_bind_int64(s, 3, (sqlite3_int64)setting_sum(name, strlen(name), value));
+    return cat_note(c, cat_db_run(c->db, s));
+}
+
+int cat_scan_settings(imp_cat *c, uint64_t *n_bad)
+{
+    sqlite3_stmt *s = NULL;
+    uint64_t value;
+    int rc = keeps_settings(c) ? cat_db_stmt(c->db, CAT_SETTING_ALL, &s) : 0;
+    while (s && rc == 0 && (rc = cat_db_step(c->db, s)) > 0) {
+        if (!parse_setting(s, NULL, &value)) ++*n_bad;
+        rc = 0;
+    }
+    cat_db_done(s);
+    return rc;
 }

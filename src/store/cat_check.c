@@ -58,7 +58,7 @@ int imp_cat_check(imp_cat *c, void (*fn)(const char *what, void *user), void *us
 {
     checker k = {.fn = fn, .user = user};
     const imp_cat_reader nothing = {0};
-    uint64_t n_bad_uses = 0, n_bad_files = 0, n_bad_histories = 0;
+    uint64_t n_bad_uses = 0, n_bad_files = 0, n_bad_histories = 0, n_bad_settings = 0;
 
     int rc = cat_db_integrity(c->db, fn, user);
     if (rc < 0) return rc;
@@ -71,6 +71,7 @@ int imp_cat_check(imp_cat *c, void (*fn)(const char *what, void *user), void *us
     if (rc == 0) rc = finding(&k, cat_scan_uses(c, NULL, NULL, &n_bad_uses));
     if (rc == 0) rc = finding(&k, cat_scan_files(c, &n_bad_files));
     if (rc == 0) rc = finding(&k, cat_scan_histories(c, &n_bad_histories));
+    if (rc == 0) rc = finding(&k, cat_scan_settings(c, &n_bad_settings));
     for (size_t i = 0; rc == 0 && i < sizeof relations / sizeof relations[0]; i++) {
         k.relation = relations[i].what;
         rc = finding(&k, cat_db_query(c->db, relations[i].sql, take_relation, &k));
@@ -81,6 +82,7 @@ int imp_cat_check(imp_cat *c, void (*fn)(const char *what, void *user), void *us
         count_finding(&k, n_bad_uses, "statistics of uses");
         count_finding(&k, n_bad_files, "fingerprints");
         count_finding(&k, n_bad_histories, "histories");
+        count_finding(&k, n_bad_settings, "settings");
     }
     return rc;
 }

@@ -312,7 +312,7 @@ static int check_version(cat_db *d)
     if (application != d->schema->application_id || (uint32_t)word != version_word(version)) {
         return imp_fail(IMP_E_CORRUPT, "catalogue: not a catalogue");
     }
-    if (version != d->schema->version && version != d->schema->oldest) {
+    if (version < d->schema->oldest || version > d->schema->version) {
         return imp_fail(IMP_E_VERSION, "catalogue: format %u, this is for %u", version, d->schema->version);
     }
     d->version = version;
@@ -339,15 +339,13 @@ static int take_schema_row(sqlite3_stmt *row, void *user)
     return 0;
 }
 
+/* So many its version has. */
+static size_t n_tables(const cat_db *d) { return d->schema->n_tables[d->version - d->schema->oldest]; }
+
 /* The schema is stored as text in the file like anything else. A changed letter in it could pass for another type. */
 static int check_schema(cat_db *d)
 {
-    struct schema_rows s = {.create = d->schema->create};
-    if (d->version < d->schema->version) {
-        s.n_all = d->schema->n_oldest;
-    } else {
-        while (s.create[s.n_all]) s.n_all++;
-    }
+    struct schema_rows s = {.create = d->schema->create, .n_all = n_tables(d)};
     int rc = cat_db_query(d, "SELECT sql FROM sqlite_schema ORDER BY rowid", take_schema_row, &s);
     if (rc == 0 && (s.differs || s.n < s.n_all)) rc = imp_fail(IMP_E_CORRUPT, "catalogue: its tables are not as made");
     return rc;
@@ -405,7 +403,7 @@ static int create_tables(cat_db *d, bool *made)
     return rc;
 }
 
-/* The tables that the oldest version hasn't got. A process of that version that has it open doesn't miss anything. */
+/* The tables that an older version hasn't got. A process of that version that has it open doesn't miss anything. */
 static int extend(cat_db *d)
 {
     int rc = cat_db_begin(d);
@@ -413,7 +411,7 @@ static int extend(cat_db *d)
     rc = check_version(d); /* again: another process may have been faster */
     bool needed = rc == 0 && d->version < d->schema->version;
     if (needed) rc = check_schema(d);
-    if (needed && rc == 0) rc = make_tables(d, d->schema->n_oldest);
+    if (needed && rc == 0) rc = make_tables(d, n_tables(d));
     if (needed && rc == 0) return cat_db_commit(d);
     cat_db_rollback(d);
     return rc == 1 ? imp_fail(IMP_E_CORRUPT, "catalogue: it is empty") : rc;

@@ -14,8 +14,8 @@ typedef struct cat_db cat_db;
 typedef struct cat_schema {
     int32_t application_id;
     uint16_t version;
-    uint16_t oldest;           /* version that can still be used: it has the first n_oldest tables only, and gets the */
-    size_t n_oldest;           /* others when it is opened for writing */
+    uint16_t oldest;           /* version that can still be used: older ones have the first tables only, and get the */
+    const size_t *n_tables;    /* others when they are opened for writing. [version - oldest + 1]: how many each has */
     const char *const *create; /* the CREATE TABLE statements as SQLite keeps them, NULL-ended, in the order made */
     const char *const *sql;    /* the statements that cat_db_stmt() prepares */
     size_t n_sql;
@@ -27,7 +27,7 @@ enum { CAT_DB_READONLY = 1, CAT_DB_MEMORY = 2 /* no file at all: `path` isn't lo
  * in which the caller adds what belongs into a new database, and which it ends. */
 int cat_db_open(const char *path, const cat_schema *schema, unsigned flags, cat_db **out, bool *made);
 void cat_db_close(cat_db *d);
-/* The version it has: schema->oldest only if it was opened for reading. */
+/* The version it has: an older one only if it was opened for reading. */
 uint16_t cat_db_version(const cat_db *d);
 
 /* The i-th statement, ready to bind. Reset it with cat_db_done() after use. */

@@ -5,7 +5,7 @@
  *     catalogue.c    open, close; changes and reads as transactions; the meta row
  *     cat_changes.c  rows put and removed
  *     cat_read.c     everything told, or what is newer than a generation
- *     cat_advice.c   what may be lost: uses, histories, fingerprints, costs of reads
+ *     cat_advice.c   what may be lost: uses, histories, fingerprints, costs of reads, settings
  *     cat_check.c    do all rows fit together?
  *
  * Invariants
@@ -28,8 +28,11 @@
 /* The tables whose rows the meta row counts; the numbers are in the checksums and in the log. */
 enum {
     CAT_SPACE = 0, CAT_SEGMENT = 1, CAT_NODE = 2, CAT_RESERVATION = 3, CAT_N_COUNTED = 4,
-    CAT_USE = 4, CAT_FILE_HASH = 5, CAT_LOG = 6, CAT_META = 7, CAT_HISTORY = 8
+    CAT_USE = 4, CAT_FILE_HASH = 5, CAT_LOG = 6, CAT_META = 7, CAT_HISTORY = 8, CAT_SETTING = 9
 };
+
+/* The first versions of the format that have the table. */
+enum { CAT_VERSION_HISTORY = 2, CAT_VERSION_SETTING = 3 };
 
 enum { CAT_PUT = 0, CAT_REMOVED = 1 };
 
@@ -45,6 +48,7 @@ enum {
     CAT_USE_PUT, CAT_USE_DEL, CAT_USE_ALL,
     CAT_FILE_GET, CAT_FILE_PUT, CAT_FILE_ALL,
     CAT_HISTORY_GET, CAT_HISTORY_PUT, CAT_HISTORY_DEL, CAT_HISTORY_ALL,
+    CAT_SETTING_GET, CAT_SETTING_PUT, CAT_SETTING_ALL,
     CAT_N_SQL,
 };
 
@@ -62,6 +66,7 @@ struct imp_cat {
     cat_db *db;
     const imp_key *key; /* NULL: nothing is encrypted */
     cat_meta now, before; /* before: as the change began, for a rollback */
+    uint64_t limit, limit_before; /* the setting, as of `now` and `before`; 0: there is none */
     bool in_change;
     int failed;           /* the first failure of the latest change: it can't be committed any more */
     uint64_t seen;        /* the generation up to which imp_cat_read() has told everything, or we made it ourselves */
@@ -142,5 +147,10 @@ int cat_scan_uses(imp_cat *c, int (*fn)(uint64_t node, uint64_t hits, int64_t us
                   uint64_t *n_bad);
 int cat_scan_histories(imp_cat *c, uint64_t *n_bad);
 int cat_scan_files(imp_cat *c, uint64_t *n_bad);
+int cat_scan_settings(imp_cat *c, uint64_t *n_bad);
+
+/* *value: 0 if there is none that is sound; the catalogue is no worse for that. */
+int cat_get_setting(imp_cat *c, const char *name, uint64_t *value);
+int cat_put_setting(imp_cat *c, const char *name, uint64_t value);
 
 #endif

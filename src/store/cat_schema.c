@@ -16,6 +16,7 @@ static const char *const create[] = {
     "CREATE TABLE file(device INTEGER, inode INTEGER, size INTEGER, mtime_ns INTEGER, ctime_ns INTEGER, hash BLOB, "
     "sum INTEGER, PRIMARY KEY(device, inode)) WITHOUT ROWID",
     "CREATE TABLE history(segment INTEGER PRIMARY KEY, bytes BLOB, sum INTEGER)",
+    "CREATE TABLE setting(name TEXT PRIMARY KEY, value INTEGER, sum INTEGER) WITHOUT ROWID",
     NULL,
 };
 
@@ -55,13 +56,18 @@ static const char *const sql[CAT_N_SQL] = {
                         "WHERE EXISTS(SELECT 1 FROM segment WHERE id = ?1)",
     [CAT_HISTORY_DEL] = "DELETE FROM history WHERE segment = ?",
     [CAT_HISTORY_ALL] = "SELECT segment, bytes, sum FROM history",
+    [CAT_SETTING_GET] = "SELECT name, value, sum FROM setting WHERE name = ?",
+    [CAT_SETTING_PUT] = "INSERT OR REPLACE INTO setting VALUES(?, ?, ?)",
+    [CAT_SETTING_ALL] = "SELECT name, value, sum FROM setting",
 };
+
+static const size_t n_tables[] = {8, 9, 10}; /* of versions 1, 2 (histories) and 3 (settings) */
 
 const cat_schema cat_catalogue_schema = {
     .application_id = 0x494d5043, /* "IMPC" */
-    .version = 2,
+    .version = CAT_VERSION_SETTING,
     .oldest = 1,
-    .n_oldest = 8, /* all but the histories */
+    .n_tables = n_tables,
     .create = create,
     .sql = sql,
     .n_sql = CAT_N_SQL,

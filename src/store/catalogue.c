@@ -14,6 +14,8 @@
 #include "base/status.h"
 #include "store/cat_internal.h"
 
+static const char limit_name[] = "limit_bytes";
+
 /* ---- the meta row */
 
 static int load_meta(imp_cat *c)
@@ -35,8 +37,12 @@ static int load_meta(imp_cat *c)
         rc = imp_fail(IMP_E_CORRUPT, "catalogue: its meta row is missing");
     }
     cat_db_done(s);
-    if (rc == 0) c->now = m;
-    return rc;
+    uint64_t limit = 0;
+    if (rc == 0) rc = cat_get_setting(c, limit_name, &limit); /* with each look, as the generation: others may set it */
+    if (rc < 0) return rc;
+    c->now = m;
+    c->limit = limit;
+    return 0;
 }
 
 static int store_meta(imp_cat *c)
@@ -172,6 +178,7 @@ int imp_cat_begin(imp_cat *c)
     }
     if (c->now.generation != c->seen) c->unseen = true;
     c->before = c->now;
+    c->limit_before = c->limit;
     c->in_change = true;
     return 0;
 }
@@ -213,6 +220,7 @@ void imp_cat_rollback(imp_cat *c)
     if (!c->in_change) return;
     c->in_change = false;
     c->now = c->before;
+    c->limit = c->limit_before;
     /* Read inside the change, after changes of its own: those are undone, but all before was told. */
     if (c->seen > c->now.generation) c->seen = c->now.generation;
 }
@@ -228,6 +236,17 @@ int cat_note(imp_cat *c, int rc)
 int cat_must_be_in_change(const imp_cat *c)
 {
     return c->in_change ? 0 : imp_fail(IMP_E_ARG, "catalogue: a change outside of a transaction");
+}
+
+/* ---- settings */
+
+uint64_t imp_cat_limit(const imp_cat *c) { return c->limit; }
+
+int imp_cat_put_limit(imp_cat *c, uint64_t limit_bytes)
+{
+    int rc = cat_put_setting(c, limit_name, limit_bytes);
+    if (rc == 0) c->limit = limit_bytes;
+    return rc;
 }
 
 /* ---- reading */

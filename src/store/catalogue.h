@@ -3,8 +3,8 @@
  * rebuild.
  *
  * Every row has a checksum over its key and its fields. One meta row holds the generation (raised by each change), the
- * number of rows and the sum of all row checksums, so that a row lost by a damaged page is noticed too. Uses, hits and
- * histories are advisory: tables of their own, written in batches, a bad row is dropped.
+ * number of rows and the sum of all row checksums, so that a row lost by a damaged page is noticed too. Uses, hits,
+ * histories and settings are advisory: tables of their own, a bad row is dropped.
  *
  * One imp_cat per process and store, under the store's mutex. Several processes: WAL, a busy time-out, and a
  * generation that is checked before each match.
@@ -146,6 +146,11 @@ typedef struct imp_cat_costs {
 } imp_cat_costs;
 int imp_cat_costs_get(imp_cat *c, uint64_t device, imp_cat_costs *out); /* IMP_E_NOTFOUND */
 int imp_cat_costs_put(imp_cat *c, const imp_cat_costs *costs);
+
+/* The store's size limit, a setting of all who use it; 0: none is kept, or it is damaged. Known as of the latest begin,
+ * read or imp_cat_changed(). Put: inside a change; outside the meta row's count, as the uses. */
+uint64_t imp_cat_limit(const imp_cat *c);
+int imp_cat_put_limit(imp_cat *c, uint64_t limit_bytes);
 
 /* SQLite's own check, a whole scan, and whether nodes, parents and segments fit together: calls `fn` with a line for
  * each thing that is wrong. 0 if the check could be made, whatever it found. */

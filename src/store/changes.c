@@ -7,7 +7,7 @@
 #include "base/status.h"
 #include "store/store_internal.h"
 
-static const uint64_t retry_ns = 1000000000u;
+static const uint64_t retry_ns = 1000000000u, default_limit = 10ull << 30;
 
 /* The catalogue's log: its share of the limit, and what that is at least (some changes) and at most (where SQLite begins
  * it anew by itself). How long its readers are waited for, while it is somewhat too large and while it is much too
@@ -35,6 +35,34 @@ static int any_segment(const char *name, uint64_t disk_bytes, void *user)
     return imp_seg_name_parse(name, &id) ? 1 : 0;
 }
 
+/* ---- the limit */
+
+uint64_t imp_limit(const imp_store *s)
+{
+    /* Relaxed: a number by itself, which others may have changed a moment ago in any case. */
+    uint64_t n_bytes = atomic_load_explicit(&s->limit_bytes, memory_order_relaxed);
+    return n_bytes ? n_bytes : default_limit;
+}
+
+int imp_limit_keep(imp_store *s)
+{
+    pthread_mutex_lock(&s->cat_lock);
+    if (s->cat && imp_cat_limit(s->cat) == s->limit_owed) s->limit_owed = 0;
+    bool owed = s->limit_owed > 0;
+    pthread_mutex_unlock(&s->cat_lock);
+    int rc = 0;
+    if (owed) {
+        do {
+            rc = imp_change_begin(s); /* which puts it */
+            if (rc == 0) rc = imp_change_end(s, 0);
+        } while (rc == IMP_E_FULL && imp_ballast_give(s));
+    }
+    if (rc < 0) imp_log(IMP_LOG_INFO, "%s: the limit isn't kept yet: %s", s->dir, imp_last_error());
+    return rc == IMP_E_NOMEM ? rc : 0;
+}
+
+/* ---- the catalogue */
+
 /* Open what is there and read it. */
 static int open_and_read(imp_store *s)
 {
@@ -50,6 +78,11 @@ static int open_and_read(imp_store *s)
     s->reload = true;
     rc = imp_forest_refresh(s);
     if (rc < 0) let_go(s);
+    bool writes = !s->readonly && !(s->opts.flags & IMP_STORE_MEMORY);
+    /* One that was made again has no limit any more: whoever knows it gives it back. */
+    if (rc == 0 && writes && s->limit_owed == 0 && imp_cat_limit(s->cat) == 0) {
+        s->limit_owed = atomic_load_explicit(&s->limit_bytes, memory_order_relaxed);
+    }
     return rc;
 }
 
@@ -166,7 +199,7 @@ int imp_catalogue_refresh(imp_store *s)
 
 uint64_t imp_catalogue_log_bound(const imp_store *s)
 {
-    uint64_t share = s->opts.limit_bytes / LOG_SHARE;
+    uint64_t share = imp_limit(s) / LOG_SHARE;
     if (s->opts.flags & IMP_STORE_MEMORY) return 0;
     return share < LOG_LEAST ? LOG_LEAST : share < LOG_MOST ? share : LOG_MOST;
 }
@@ -211,6 +244,7 @@ int imp_change_begin(imp_store *s)
         bool begun = rc == 0;
         pthread_mutex_lock(&s->lock);
         if (begun) rc = imp_forest_refresh(s);
+        if (begun && rc == 0 && s->limit_owed) rc = imp_cat_put_limit(s->cat, s->limit_owed);
         if (begun && rc == 0) {
             s->reserved_before = s->reserved;
             s->reorder_reserved_before = s->reorder_reserved;
@@ -273,6 +307,7 @@ int imp_change_end(imp_store *s, int rc)
     if (rc == 0) {
         if (s->generation != imp_cat_generation(s->cat)) imp_fault_over(s, IMP_FAULT_CATALOGUE);
         s->generation = imp_cat_generation(s->cat);
+        s->limit_owed = 0;
     } else {
         s->reload = true; /* the forest has edits that the catalogue hasn't */
         s->n_doomed = 0;

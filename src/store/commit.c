@@ -76,10 +76,10 @@ static int admit(imp_space *sp, const int32_t *tokens, size_t n_tokens, size_t f
     /* On disk it is as large as here, or at best so many times smaller (of f32). */
     static const uint64_t smaller[] = {[IMP_REST_RAW] = 1, [IMP_REST_Q8] = 4, [IMP_REST_K8V4] = 6, [IMP_REST_Q4] = 8};
     uint64_t times = smaller[s->opts.rest];
-    uint64_t most = s->opts.limit_bytes > UINT64_MAX / times ? UINT64_MAX : s->opts.limit_bytes * times;
+    uint64_t most = imp_limit(s) > UINT64_MAX / times ? UINT64_MAX : imp_limit(s) * times;
     if (n_new > SIZE_MAX / sp->token_bytes || n_new * sp->token_bytes > most) {
         rc = imp_fail(IMP_E_FULL, "%s: %zu tokens are more than the store's limit of %llu bytes", s->dir, n_new,
-                      (unsigned long long)s->opts.limit_bytes);
+                      (unsigned long long)imp_limit(s));
     } else if (imp_was_refused(s, sp->id, tokens, from, n_new)) {
         rc = imp_fail(IMP_E_FULL, "%s: there was no room for %zu tokens a moment ago", s->dir, n_new);
     } else if (n_new * sp->token_bytes > s->opts.backlog_bytes) {

@@ -73,7 +73,7 @@ int imp_evict_not_needed(imp_store *s, uint64_t bytes, bool *fits)
 {
     uint64_t fixed = 0;
     int rc = other_bytes(s, bytes, &fixed);
-    *fits = rc == 0 && s->forest.seg_bytes + fixed <= s->opts.limit_bytes;
+    *fits = rc == 0 && s->forest.seg_bytes + fixed <= imp_limit(s);
     return rc;
 }
 
@@ -131,7 +131,7 @@ static int expire(imp_store *s, imp_evicted *out)
 /* What the space may hold, in bytes of segments. */
 static uint64_t share_of(const imp_store *s)
 {
-    uint64_t limit = s->opts.limit_bytes, percent = s->opts.space_percent;
+    uint64_t limit = imp_limit(s), percent = s->opts.space_percent;
     return percent == 0 ? UINT64_MAX : limit / 100 * percent + limit % 100 * percent / 100;
 }
 
@@ -154,12 +154,12 @@ static int evict_share(imp_store *s, imp_tree *tree, uint64_t bytes, imp_evicted
 static int evict_limit(imp_store *s, const imp_tree *own, uint64_t bytes, uint64_t fixed, imp_evicted *out)
 {
     int rc = 0;
-    while (rc == 0 && s->forest.seg_bytes + fixed > s->opts.limit_bytes) {
+    while (rc == 0 && s->forest.seg_bytes + fixed > imp_limit(s)) {
         imp_tree *tree = NULL;
         imp_radix_node *n = victim(s, own, bytes, &tree);
         if (!n) {
             return imp_fail(IMP_E_FULL, "%s: no room for %llu bytes under the limit of %llu", s->dir,
-                            (unsigned long long)bytes, (unsigned long long)s->opts.limit_bytes);
+                            (unsigned long long)bytes, (unsigned long long)imp_limit(s));
         }
         rc = remove_victim(s, tree, n->id, out);
     }
@@ -182,7 +182,7 @@ static int make_room(imp_store *s, const imp_hash128 *space, uint64_t bytes, uin
     imp_tree *own = space ? imp_forest_tree(&s->forest, *space) : NULL;
     if (s->opts.ttl_s && bytes == 0) rc = expire(s, out); /* for a new entry the next victims will do */
     if (rc == 0 && own && s->opts.space_percent) rc = evict_share(s, own, bytes, out);
-    if (rc == 0 && s->forest.seg_bytes + fixed > s->opts.limit_bytes) {
+    if (rc == 0 && s->forest.seg_bytes + fixed > imp_limit(s)) {
         rc = read_uses(s, imp_uses_now(s));
         if (rc == 0) rc = evict_limit(s, own, bytes, fixed, out);
     }
@@ -247,7 +247,7 @@ int imp_evict_at_open(imp_store *s)
     int rc = s->cat ? imp_cat_totals(s->cat, &segment_bytes, &reserved_bytes) : IMP_E_BUSY;
     uint64_t bytes = segment_bytes + reserved_bytes + imp_dir_counted_bytes(s) + GROWTH_BYTES;
     pthread_mutex_unlock(&s->cat_lock);
-    if (rc < 0 || (bytes <= s->opts.limit_bytes && s->opts.ttl_s == 0)) return 0;
+    if (rc < 0 || (bytes <= imp_limit(s) && s->opts.ttl_s == 0)) return 0;
     rc = imp_change_begin(s);
     if (rc == 0) {
         rc = imp_evict_for(s, 0, 0, &e);

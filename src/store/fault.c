@@ -76,7 +76,7 @@ enum { BALLAST_BYTES = 1 << 20, BALLAST_SHARE = 16 };
 static uint64_t ballast_bytes(const imp_store *s)
 {
     if (s->dir_fd < 0 || s->readonly) return 0;
-    return s->opts.limit_bytes / BALLAST_SHARE < BALLAST_BYTES ? 0 : BALLAST_BYTES;
+    return imp_limit(s) / BALLAST_SHARE < BALLAST_BYTES ? 0 : BALLAST_BYTES;
 }
 
 static bool look(const imp_store *s, struct stat *st)
@@ -107,7 +107,7 @@ static bool fits(imp_store *s, uint64_t n_bytes)
 {
     uint64_t other = imp_dir_counted_bytes(s);
     pthread_mutex_lock(&s->lock);
-    bool yes = s->forest.seg_bytes + other + n_bytes <= s->opts.limit_bytes;
+    bool yes = s->forest.seg_bytes + other + n_bytes <= imp_limit(s);
     pthread_mutex_unlock(&s->lock);
     return yes;
 }

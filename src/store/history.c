@@ -507,7 +507,7 @@ static void encode_batch(imp_store *s, batch *b)
         pthread_mutex_lock(h->lock);
         b->changes[i] = h->changes;
         int rc = encode(h, &b->bytes[i], &b->n_bytes[i]);
-        bool too_much = rc == 0 && b->sum + b->n_bytes[i] > s->opts.limit_bytes / LIMIT_SHARE;
+        bool too_much = rc == 0 && b->sum + b->n_bytes[i] > imp_limit(s) / LIMIT_SHARE;
         if (rc == IMP_E_FULL || (too_much && b->sum == 0)) clean(h);
         pthread_mutex_unlock(h->lock);
         if (too_much) {

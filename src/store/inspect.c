@@ -95,7 +95,7 @@ int imp_store_stats(imp_store *s, imp_stats *out)
     imp_lock_fresh(s);
     *out = s->count;
     out->disk_bytes = disk_bytes;
-    out->limit_bytes = s->opts.limit_bytes;
+    out->limit_bytes = imp_limit(s);
     out->n_segments = s->forest.segs.n;
     out->memory_bytes = imp_forest_memory(&s->forest);
     sums x = {s, out};
@@ -371,7 +371,7 @@ static int trim(imp_store *s, uint64_t *n_evicted)
 static void sweep_young_bases(imp_store *s, imp_leftovers *left)
 {
     uint64_t segment_bytes, reserved_bytes;
-    if (imp_dir_bytes(s) <= s->opts.limit_bytes || imp_change_begin(s) < 0) return;
+    if (imp_dir_bytes(s) <= imp_limit(s) || imp_change_begin(s) < 0) return;
     if (imp_cat_totals(s->cat, &segment_bytes, &reserved_bytes) == 0 && reserved_bytes == 0)
         imp_bases_sweep(s, true, &left->n_files, &left->n_bytes);
     (void)imp_change_end(s, 0);
@@ -407,9 +407,9 @@ int imp_store_gc(imp_store *s, imp_gc_report *report)
     r.freed_bytes = before > after ? before - after : 0;
     if (report) *report = r;
     if (rc < 0 && rc != IMP_E_BUSY) return rc; /* busy: another process is at it */
-    if (after > s->opts.limit_bytes) {
+    if (after > imp_limit(s)) {
         return imp_fail(IMP_E_FULL, "%s: %llu bytes, and the limit is %llu: what is left is pinned or in use", s->dir,
-                        (unsigned long long)after, (unsigned long long)s->opts.limit_bytes);
+                        (unsigned long long)after, (unsigned long long)imp_limit(s));
     }
     return imp_error_back(&kept, 0);
 }

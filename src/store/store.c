@@ -9,7 +9,7 @@
 #include "base/status.h"
 #include "store/store_internal.h"
 
-static const uint64_t default_limit = 10ull << 30, default_buffers = 32ull << 20, default_backlog = 1ull << 30;
+static const uint64_t default_buffers = 32ull << 20, default_backlog = 1ull << 30;
 
 enum {
     DEFAULT_MIN_STORE = 64,
@@ -60,7 +60,6 @@ static int fill_options(imp_store_opts *o, const imp_store_opts *given)
                              : UINT64_MAX;
         if (o->limit_bytes == 0) return imp_fail(IMP_E_ARG, "store: a store in memory needs a budget for a tier");
     }
-    if (o->limit_bytes == 0) o->limit_bytes = default_limit;
     if (o->buffer_bytes == 0) o->buffer_bytes = default_buffers;
     if (o->backlog_bytes == 0) o->backlog_bytes = default_backlog;
     if (o->min_store_tokens == 0) o->min_store_tokens = DEFAULT_MIN_STORE;
@@ -70,7 +69,7 @@ static int fill_options(imp_store_opts *o, const imp_store_opts *given)
     if (o->reorder_period_s == 0) o->reorder_period_s = DEFAULT_REORDER_S;
     if (o->reorder_after == 0) o->reorder_after = DEFAULT_REORDER_AFTER;
     if (o->read_deadline_ms == 0) o->read_deadline_ms = DEFAULT_READ_DEADLINE_MS;
-    if (o->limit_bytes < LEAST_LIMIT) {
+    if (o->limit_bytes > 0 && o->limit_bytes < LEAST_LIMIT) {
         return imp_fail(IMP_E_ARG, "store: %s of %llu bytes, must be %d at least",
                         o->flags & IMP_STORE_MEMORY ? "in memory, tiers" : "a limit",
                         (unsigned long long)o->limit_bytes, LEAST_LIMIT);
@@ -191,6 +190,8 @@ static int new_store(const imp_store_opts *given, imp_store **out)
     s->opts = opts;
     s->own_chunks = !given || given->chunk_tokens == 0;
     s->readonly = opts.flags & IMP_STORE_READONLY;
+    if (!s->readonly) atomic_init(&s->limit_bytes, opts.limit_bytes);
+    if (!(opts.flags & (IMP_STORE_READONLY | IMP_STORE_MEMORY))) s->limit_owed = opts.limit_bytes;
     imp_rng_seed_os(&s->rng);
     rc = make_sync(s);
     if (rc < 0) {
@@ -225,9 +226,10 @@ static int open_store(const char *dir, const imp_store_opts *opts, imp_store **o
         if (rc == IMP_E_FULL && imp_ballast_give(s)) rc = imp_dir_live_make(s);
     }
     if (rc == 0) rc = recover(s);
-    /* A limit that wasn't named isn't known to be meant: who only pins a node in a larger store evicts nothing. */
-    bool limited = opts && opts->limit_bytes > 0, expires = s->opts.ttl_s > 0;
+    /* Who names none changes nothing by opening, whatever the store's limit is. */
+    bool limited = s->opts.limit_bytes > 0, expires = s->opts.ttl_s > 0;
     bool on_disk = !s->readonly && !(s->opts.flags & IMP_STORE_MEMORY);
+    if (rc == 0 && on_disk && limited) rc = imp_limit_keep(s);
     if (rc == 0 && on_disk && limited) rc = imp_evict_at_open(s);
     else if (rc == 0 && on_disk && expires) imp_expire(s);
     if (rc == 0 && !s->readonly) rc = imp_writer_start(s);

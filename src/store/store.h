@@ -77,7 +77,7 @@ void imp_store_set_aside(imp_store *s, const imp_seg *seg, const char *what);
 void imp_store_read_late(imp_store *s, const char *what);
 
 imp_io *imp_store_io(imp_store *s);
-const imp_store_opts *imp_store_options(const imp_store *s); /* with defaults filled in */
+const imp_store_opts *imp_store_options(const imp_store *s); /* with defaults filled in, but for limit_bytes */
 /* Add to the counters of imp_stats (acquires, hits, host hits). */
 void imp_store_count_acquire(imp_store *s, size_t n_matched);
 void imp_store_count_tier_hits(imp_store *s, uint64_t host_bytes, uint64_t device_bytes);

@@ -218,6 +218,7 @@ struct imp_store {
     pthread_mutex_t cat_lock;
     imp_cat *cat;             /* NULL: it can't be had now */
     uint64_t cat_retry_ns;    /* not before */
+    uint64_t limit_owed;      /* a limit that isn't in the catalogue yet and goes there with the next change; 0: none */
     uint64_t log_failed_bytes; /* so large was the catalogue's log when it couldn't be emptied; 0: it could */
     uint64_t log_failed_ns;    /* and when that was */
     uint64_t *doomed;         /* segments to unlink once the change is durable */
@@ -225,6 +226,7 @@ struct imp_store {
     imp_rng rng;
     int64_t latest_s;         /* of the latest use; guarded by `lock` */
     int64_t uses_read_s;      /* when other processes' uses were last read */
+    atomic_uint_least64_t limit_bytes; /* as it was named, or as the catalogue last had it; 0: neither. For imp_limit() */
     atomic_bool changing;     /* a change is under way; relaxed: only a hint, see imp_store_match() */
     uint64_t reserved;        /* the segment this instance has a reservation for; 0: none */
     uint64_t reorder_reserved; /* the same for a reorder */
@@ -273,6 +275,9 @@ struct imp_store {
     void (*attached_free)(void *object);
     void (*attached_gone)(void *object, uint64_t segment);
 };
+
+/* The size limit in force. */
+uint64_t imp_limit(const imp_store *s);
 
 /* ---- dir.c */
 
@@ -349,6 +354,9 @@ int imp_change_begin(imp_store *s);
 /* Commit (rc == 0) or roll back, let go of both mutexes, and unlink what became doomed. Returns rc or the commit's. */
 int imp_change_end(imp_store *s, int rc);
 int imp_change_doom(imp_store *s, uint64_t segment);
+/* With no mutex held: have a limit that was named in the catalogue. What can't be written now goes with the next
+ * change; only IMP_E_NOMEM is returned. */
+int imp_limit_keep(imp_store *s);
 
 /* ---- tree.c: with both held */
 int imp_forest_refresh(imp_store *s); /* reads what changed in s->cat */

@@ -493,7 +493,7 @@ static int read_whole(imp_store *s)
     return 0;
 }
 
-int imp_forest_refresh(imp_store *s)
+static int refresh(imp_store *s)
 {
     int rc = 0;
     if (!s->reload) {
@@ -510,4 +510,13 @@ int imp_forest_refresh(imp_store *s)
         s->reload = true; /* half of it may be in */
     }
     return read_whole(s);
+}
+
+int imp_forest_refresh(imp_store *s)
+{
+    int rc = refresh(s);
+    /* Whoever opened the store last with a limit has set it for all. */
+    uint64_t limit = rc == 0 && s->limit_owed == 0 ? imp_cat_limit(s->cat) : 0;
+    if (limit) atomic_store_explicit(&s->limit_bytes, limit, memory_order_relaxed);
+    return rc;
 }

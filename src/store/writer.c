@@ -39,7 +39,7 @@ static size_t piece(const imp_store *s, const imp_job *job, size_t left)
 {
     size_t token_bytes = job->n_bytes / (job->n_tokens - job->start), chunk = s->opts.chunk_tokens;
     size_t most = s->opts.segment_tokens;
-    uint64_t fit = s->opts.limit_bytes / LIMIT_SHARE / token_bytes;
+    uint64_t fit = imp_limit(s) / LIMIT_SHARE / token_bytes;
     if (fit < most) most = (size_t)fit;
     most = most < chunk ? chunk : most / chunk * chunk;
     size_t parts = (left + most - 1) / most, n = imp_round_up((left + parts - 1) / parts, chunk);

@@ -378,8 +378,9 @@ static void upgrade(child *c)
         tell(c, s);
         imp_world_close(&c->w);
         sqlite3 *db;
-        char pragma[64];
-        snprintf(pragma, sizeof pragma, "DROP TABLE history; PRAGMA user_version=%d", (int)(int32_t)(1 | 0xfffe0000u));
+        char pragma[96];
+        snprintf(pragma, sizeof pragma, "DROP TABLE setting; DROP TABLE history; PRAGMA user_version=%d",
+                 (int)(int32_t)(1 | 0xfffe0000u));
         DIE_IF(sqlite3_open(imp_test_path(c->dir, "catalogue.db"), &db) != SQLITE_OK);
         DIE_IF(sqlite3_exec(db, pragma, NULL, NULL, NULL) != SQLITE_OK);
         DIE_IF(sqlite3_close(db) != SQLITE_OK);

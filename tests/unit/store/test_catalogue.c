@@ -713,12 +713,15 @@ static void test_versions(void **state)
     char *dir = make_dir(), pragma[64];
     imp_cat *c = NULL;
     imp_cat_close(open_in(dir));
-    snprintf(pragma, sizeof pragma, "PRAGMA user_version=%d", (int)(int32_t)(3 | 0xfffc0000u));
+    snprintf(pragma, sizeof pragma, "PRAGMA user_version=%d", (int)(int32_t)(4 | 0xfffb0000u));
     exec_sql(dir, pragma);
     assert_int_equal(imp_cat_open(dir, 0, &c), IMP_E_VERSION);
     assert_int_equal(imp_cat_open(dir, IMP_STORE_READONLY, &c), IMP_E_VERSION);
-    exec_sql(dir, "PRAGMA user_version=3"); /* without its complement it's damage */
+    exec_sql(dir, "PRAGMA user_version=4"); /* without its complement it's damage */
     assert_int_equal(imp_cat_open(dir, 0, &c), IMP_E_CORRUPT);
+    snprintf(pragma, sizeof pragma, "PRAGMA user_version=%d", (int)(int32_t)0xffff0000u); /* there was none */
+    exec_sql(dir, pragma);
+    assert_int_equal(imp_cat_open(dir, 0, &c), IMP_E_VERSION);
     imp_test_remove_dir(dir);
 }
 
@@ -736,7 +739,7 @@ static void test_former_version(void **state)
     OK(imp_cat_put_use(c, 4, 5, 6));
     OK(imp_cat_commit(c));
     imp_cat_close(c);
-    exec_sql(dir, "DROP TABLE history");
+    exec_sql(dir, "DROP TABLE setting; DROP TABLE history");
     snprintf(pragma, sizeof pragma, "PRAGMA user_version=%d", (int)(int32_t)(1 | 0xfffe0000u));
     exec_sql(dir, pragma);
 
@@ -765,8 +768,98 @@ static void test_former_version(void **state)
     snprintf(pragma, sizeof pragma, "PRAGMA user_version=%d", (int)(int32_t)(1 | 0xfffe0000u));
     exec_sql(dir, pragma);
     assert_int_equal(imp_cat_open(dir, 0, &c), IMP_E_CORRUPT);
-    exec_sql(dir, "DROP TABLE history; DROP TABLE use");
+    exec_sql(dir, "DROP TABLE setting; DROP TABLE history; DROP TABLE use");
     assert_int_equal(imp_cat_open(dir, 0, &c), IMP_E_CORRUPT);
+    imp_test_remove_dir(dir);
+}
+
+static void put_limit(imp_cat *c, uint64_t limit)
+{
+    OK(imp_cat_begin(c));
+    OK(imp_cat_put_limit(c, limit));
+    OK(imp_cat_commit(c));
+}
+
+/* The second version had histories, and no settings. */
+static void test_before_settings(void **state)
+{
+    (void)state;
+    char *dir = make_dir(), pragma[64];
+    void *bytes;
+    size_t n;
+    imp_cat *c = open_in(dir);
+    OK(imp_cat_begin(c));
+    put_one_segment(c, 3, 55);
+    OK(imp_cat_put_history(c, segment_id(3), "abc", 3));
+    OK(imp_cat_commit(c));
+    imp_cat_close(c);
+    exec_sql(dir, "DROP TABLE setting");
+    snprintf(pragma, sizeof pragma, "PRAGMA user_version=%d", (int)(int32_t)(2 | 0xfffd0000u));
+    exec_sql(dir, pragma);
+    for (int writable = 0; writable < 2; writable++) {
+        OK(imp_cat_open(dir, writable ? 0 : IMP_STORE_READONLY, &c));
+        assert_int_equal(imp_cat_limit(c), 0);
+        OK(imp_cat_get_history(c, segment_id(3), &bytes, &n));
+        imp_free(bytes);
+        OK(imp_cat_check(c, check_clean_line, NULL));
+        if (writable) put_limit(c, 77);
+        imp_cat_close(c);
+    }
+    c = open_in(dir);
+    assert_int_equal(imp_cat_limit(c), 77);
+    imp_cat_close(c);
+    imp_test_remove_dir(dir);
+}
+
+/* The limit: one for all connections, seen with their next look, undone with a change; a damaged one is none. */
+static void test_limit(void **state)
+{
+    (void)state;
+    char *dir = make_dir();
+    bool changed;
+    uint64_t generation;
+    imp_cat_reader nothing = {0};
+    imp_cat *c = open_in(dir), *other = open_in(dir);
+    OK(imp_cat_read(other, 0, &nothing, &generation));
+    assert_int_equal(imp_cat_limit(c), 0);
+    assert_int_equal(imp_cat_put_limit(c, 5), IMP_E_ARG); /* no change */
+    put_limit(c, UINT64_MAX);
+    assert_true(imp_cat_limit(c) == UINT64_MAX);
+    OK(imp_cat_changed(other, &changed));
+    assert_false(changed); /* of the rows nothing */
+    assert_true(imp_cat_limit(other) == UINT64_MAX);
+    put_limit(other, 3);
+    assert_true(imp_cat_limit(c) == UINT64_MAX);
+    OK(imp_cat_begin(c));
+    assert_int_equal(imp_cat_limit(c), 3);
+    OK(imp_cat_put_limit(c, 4));
+    assert_int_equal(imp_cat_limit(c), 4);
+    imp_cat_rollback(c);
+    assert_int_equal(imp_cat_limit(c), 3);
+    imp_cat_close(other);
+    imp_cat_close(c);
+    static const char *const changes[] = {
+        "UPDATE setting SET value = 4",
+        "UPDATE setting SET sum = sum + 1",
+        "UPDATE setting SET name = 'limit_bytet'",
+        "UPDATE setting SET value = NULL",
+        "DELETE FROM setting",
+    };
+    for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {
+        unsigned n_lines = 0;
+        exec_sql(dir, changes[i]);
+        c = open_in(dir);
+        assert_int_equal(imp_cat_limit(c), 0);
+        OK(imp_cat_check(c, count_line, &n_lines));
+        assert_int_equal(n_lines, i < 4);
+        if (i == 2) exec_sql(dir, "DELETE FROM setting"); /* nobody asks for that */
+        put_limit(c, 3);
+        assert_int_equal(imp_cat_limit(c), 3);
+        n_lines = 0;
+        OK(imp_cat_check(c, count_line, &n_lines));
+        assert_int_equal(n_lines, 0);
+        imp_cat_close(c);
+    }
     imp_test_remove_dir(dir);
 }
 
@@ -903,6 +996,7 @@ static void fill(const char *dir, twin *t, imp_rng *r)
     for (uint32_t i = 0; i < 9; i++) change_one(c, t, r); /* holes, a longer log */
     imp_cat_file file = {1, 2, 3, 4, 5};
     OK(imp_cat_put_fingerprint(c, &file, (imp_hash128){6, 7}));
+    OK(imp_cat_put_limit(c, 1234567));
     OK(imp_cat_commit(c));
     imp_cat_close(c);
 }
@@ -944,6 +1038,7 @@ static int use_damaged(const char *dir, const twin *truth, imp_rng *r)
     if (rc < 0) goto out;
     imp_cat_file file = {1, 2, 3, 4, 5};
     imp_hash128 hash;
+    assert_true(imp_cat_limit(v.cat) == 1234567 || imp_cat_limit(v.cat) == 0);
     rc = imp_cat_fingerprint(v.cat, &file, &hash);
     if (rc == 0) assert_true(hash.lo == 6 && hash.hi == 7);
     if (rc == IMP_E_NOTFOUND) rc = 0;
@@ -1264,6 +1359,7 @@ int main(void)
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_versions),     cmocka_unit_test(test_readonly),
         cmocka_unit_test(test_histories),    cmocka_unit_test(test_former_version),
+        cmocka_unit_test(test_before_settings), cmocka_unit_test(test_limit),
         cmocka_unit_test(test_replaced),     cmocka_unit_test(test_damage),
         cmocka_unit_test(test_damaged_wal),  cmocka_unit_test(test_forged_rows),
         cmocka_unit_test(test_check),        cmocka_unit_test(test_killed),

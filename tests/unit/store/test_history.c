@@ -412,7 +412,7 @@ static void former_version(void **state)
     float scores[N_TOKENS] = {4, 5}, got[N_TOKENS];
     begin(&b, *state);
     end(&b);
-    exec_sql(*state, "DROP TABLE history");
+    exec_sql(*state, "DROP TABLE setting; DROP TABLE history");
     snprintf(pragma, sizeof pragma, "PRAGMA user_version=%d", (int)(int32_t)(1 | 0xfffe0000u));
     exec_sql(*state, pragma);
     imp_store_opts opts;

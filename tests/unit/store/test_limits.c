@@ -14,6 +14,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/rng.h"
+#include "store/catalogue.h"
 #include "support/store_world.h"
 #include "support/support.h"
 
@@ -146,6 +147,99 @@ static uint64_t log_bytes(const char *dir)
     char path[512];
     snprintf(path, sizeof path, "%s/catalogue.db-wal", dir);
     return stat(path, &st) == 0 ? (uint64_t)st.st_size : 0;
+}
+
+/* The limit is the store's: who names none goes by the one that was named last, whichever process that was. */
+static void the_limit_is_the_stores(void **state)
+{
+    imp_world w, other;
+    imp_store_opts small, smaller, unnamed, looks;
+    imp_world_opts(&unnamed);
+    small = smaller = looks = unnamed;
+    small.limit_bytes = 8 * MIB;
+    smaller.limit_bytes = 2 * MIB;
+    looks.flags = IMP_STORE_READONLY;
+
+    /* none was ever named */
+    assert_int_equal(imp_world_open(&w, *state, &unnamed, NULL), 0);
+    assert_int_equal(stats_of(&w).limit_bytes, 10240ull * MIB);
+    imp_world_close(&w);
+
+    assert_int_equal(imp_world_open(&w, *state, &small, NULL), 0);
+    for (int i = 0; i < 60; i++) add(&w, i);
+    size_t before = tokens_of(&w);
+    assert_int_equal(before, 60 * TOKENS);
+    imp_world_close(&w);
+    for (int how = 0; how < 2; how++) {
+        assert_int_equal(imp_world_open(&w, *state, how ? &looks : &unnamed, NULL), 0);
+        assert_int_equal(stats_of(&w).limit_bytes, 8 * MIB);
+        assert_int_equal(stats_of(&w).evicted_nodes, 0);
+        assert_int_equal(tokens_of(&w), before);
+        if (how == 0) {
+            imp_gc_report r;
+            assert_int_equal(imp_store_gc(w.store, &r), 0);
+            assert_int_equal(r.evicted_nodes, 0);
+        }
+        imp_world_close(&w);
+    }
+    /* it is enforced, too */
+    assert_int_equal(imp_world_open(&w, *state, &unnamed, NULL), 0);
+    for (int i = 100; i < 400; i++) add(&w, i);
+    assert_true(stats_of(&w).evicted_nodes > 0);
+    assert_in_range(imp_world_du(*state), 4 * MIB, 8 * MIB);
+
+    /* another one, under the eyes of a process that has the store open */
+    assert_int_equal(imp_world_open(&other, *state, &smaller, NULL), 0);
+    assert_true(stats_of(&other).evicted_nodes > 0);
+    assert_in_range(imp_world_du(*state), 0, 2 * MIB);
+    assert_int_equal(stats_of(&w).limit_bytes, 2 * MIB);
+    imp_world_close(&other);
+    for (int i = 400; i < 420; i++) add(&w, i);
+    assert_in_range(imp_world_du(*state), 0, 2 * MIB);
+
+    /* who only reads sets nothing; the last one who names one wins, also over one who is there and had named his */
+    looks.limit_bytes = 64 * MIB;
+    assert_int_equal(imp_world_open(&other, *state, &looks, NULL), 0);
+    assert_int_equal(stats_of(&other).limit_bytes, 2 * MIB);
+    imp_world_close(&other);
+    imp_world_close(&w);
+    assert_int_equal(imp_world_open(&w, *state, &smaller, NULL), 0);
+    assert_int_equal(imp_world_open(&other, *state, &small, NULL), 0);
+    assert_int_equal(stats_of(&w).limit_bytes, 8 * MIB);
+    for (int i = 500; i < 600; i++) add(&w, i);
+    assert_in_range(imp_world_du(*state), 3 * MIB, 8 * MIB);
+    before = tokens_of(&w);
+    imp_world_close(&other);
+    imp_world_close(&w);
+
+    /* Made again, the catalogue has none, and all is there. */
+    assert_int_equal(imp_world_rebuild(*state), 0);
+    assert_int_equal(imp_world_open(&w, *state, &unnamed, NULL), 0);
+    assert_int_equal(stats_of(&w).limit_bytes, 10240ull * MIB);
+    assert_int_equal(tokens_of(&w), before);
+    imp_world_close(&w);
+}
+
+/* A catalogue that is lost while a process goes by a limit has it again. */
+static void the_limit_outlives_a_catalogue(void **state)
+{
+    imp_world w, other;
+    imp_store_opts opts, unnamed;
+    imp_world_opts(&unnamed);
+    opts = unnamed;
+    opts.limit_bytes = 8 * MIB;
+    assert_int_equal(imp_world_open(&w, *state, &opts, NULL), 0);
+    add(&w, 0);
+    assert_int_equal(imp_cat_delete(*state), 0);
+    usleep(1100000); /* it is tried again once a second */
+    (void)there(&w, 0);
+    assert_int_equal(stats_of(&w).limit_bytes, 8 * MIB);
+    add(&w, 1); /* a change takes it there */
+    assert_int_equal(stats_of(&w).catalogue_rebuilds, 1);
+    assert_int_equal(imp_world_open(&other, *state, &unnamed, NULL), 0);
+    assert_int_equal(stats_of(&other).limit_bytes, 8 * MIB);
+    imp_world_close(&other);
+    imp_world_close(&w);
 }
 
 /* Somebody reads the catalogue for long, so that its log can't be emptied. Nothing goes because of that: there is as much
@@ -600,9 +694,10 @@ static void ballast_where_the_limit_is_known(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(smaller_after_a_restart), TEST(a_log_evicts_nothing), TEST(too_old), TEST(too_old_while_it_runs),
-        TEST(refused_once),
-        TEST(shared_heads_outlive_floods), TEST(a_split_keeps_the_use), TEST(floods_hit_their_own), TEST(pinned_shares), TEST(nothing_to_tell_by),
+        TEST(smaller_after_a_restart), TEST(the_limit_is_the_stores), TEST(the_limit_outlives_a_catalogue),
+        TEST(a_log_evicts_nothing), TEST(too_old), TEST(too_old_while_it_runs), TEST(refused_once),
+        TEST(shared_heads_outlive_floods), TEST(a_split_keeps_the_use), TEST(floods_hit_their_own), TEST(pinned_shares),
+        TEST(nothing_to_tell_by),
         TEST(ballast_is_mended), TEST(ballast_where_the_limit_is_known),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
