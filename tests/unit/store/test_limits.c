@@ -165,7 +165,11 @@ static void the_limit_is_the_stores(void **state)
     assert_int_equal(stats_of(&w).limit_bytes, 10240ull * MIB);
     imp_world_close(&w);
 
+    /* naming it is enough */
     assert_int_equal(imp_world_open(&w, *state, &small, NULL), 0);
+    imp_world_close(&w);
+    assert_int_equal(imp_world_open(&w, *state, &unnamed, NULL), 0);
+    assert_int_equal(stats_of(&w).limit_bytes, 8 * MIB);
     for (int i = 0; i < 60; i++) add(&w, i);
     size_t before = tokens_of(&w);
     assert_int_equal(before, 60 * TOKENS);
