@@ -44,23 +44,6 @@ uint64_t imp_limit(const imp_store *s)
     return n_bytes ? n_bytes : default_limit;
 }
 
-int imp_limit_keep(imp_store *s)
-{
-    pthread_mutex_lock(&s->cat_lock);
-    if (s->cat && imp_cat_limit(s->cat) == s->limit_owed) s->limit_owed = 0;
-    bool owed = s->limit_owed > 0;
-    pthread_mutex_unlock(&s->cat_lock);
-    int rc = 0;
-    if (owed) {
-        do {
-            rc = imp_change_begin(s); /* which puts it */
-            if (rc == 0) rc = imp_change_end(s, 0);
-        } while (rc == IMP_E_FULL && imp_ballast_give(s));
-    }
-    if (rc < 0) imp_log(IMP_LOG_INFO, "%s: the limit isn't kept yet: %s", s->dir, imp_last_error());
-    return rc == IMP_E_NOMEM ? rc : 0;
-}
-
 /* ---- the catalogue */
 
 /* Open what is there and read it. */
@@ -244,7 +227,8 @@ int imp_change_begin(imp_store *s)
         bool begun = rc == 0;
         pthread_mutex_lock(&s->lock);
         if (begun) rc = imp_forest_refresh(s);
-        if (begun && rc == 0 && s->limit_owed) rc = imp_cat_put_limit(s->cat, s->limit_owed);
+        bool owes = begun && rc == 0 && s->limit_owed && s->limit_owed != imp_cat_limit(s->cat);
+        if (owes) rc = imp_cat_put_limit(s->cat, s->limit_owed);
         if (begun && rc == 0) {
             s->reserved_before = s->reserved;
             s->reorder_reserved_before = s->reorder_reserved;

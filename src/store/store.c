@@ -229,7 +229,6 @@ static int open_store(const char *dir, const imp_store_opts *opts, imp_store **o
     /* Who names none changes nothing by opening, whatever the store's limit is. */
     bool limited = s->opts.limit_bytes > 0, expires = s->opts.ttl_s > 0;
     bool on_disk = !s->readonly && !(s->opts.flags & IMP_STORE_MEMORY);
-    if (rc == 0 && on_disk && limited) rc = imp_limit_keep(s);
     if (rc == 0 && on_disk && limited) rc = imp_evict_at_open(s);
     else if (rc == 0 && on_disk && expires) imp_expire(s);
     if (rc == 0 && !s->readonly) rc = imp_writer_start(s);

@@ -349,14 +349,12 @@ uint64_t imp_catalogue_log_bound(const imp_store *s);
  * IMP_E_BUSY: somebody has been reading it for long. */
 int imp_catalogue_log_ready(imp_store *s);
 
-/* Take both mutexes, begin a change and bring the forest up to date. On failure nothing is held. */
+/* Take both mutexes, begin a change and bring the forest up to date. On failure nothing is held. A limit that was named
+ * goes into the catalogue with the first change, which opening a store makes (recover.c). */
 int imp_change_begin(imp_store *s);
 /* Commit (rc == 0) or roll back, let go of both mutexes, and unlink what became doomed. Returns rc or the commit's. */
 int imp_change_end(imp_store *s, int rc);
 int imp_change_doom(imp_store *s, uint64_t segment);
-/* With no mutex held: have a limit that was named in the catalogue. What can't be written now goes with the next
- * change; only IMP_E_NOMEM is returned. */
-int imp_limit_keep(imp_store *s);
 
 /* ---- tree.c: with both held */
 int imp_forest_refresh(imp_store *s); /* reads what changed in s->cat */
