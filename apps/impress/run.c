@@ -20,10 +20,10 @@ typedef struct run_settings {
     double temperature;
     uint64_t n_answer, n_ctx, n_threads, n_batch, n_ubatch, seed;
     bool compare, json, raw, store_derived, adaptive, verbose;
+    uint64_t whole_below;
 } run_settings;
 
 #define AT(member) offsetof(run_settings, member)
-#define DEFAULT_SYSTEM "impress"
 
 static const opt options[] = {
     OPT_GROUP("Prefix and question"),
@@ -55,6 +55,8 @@ static const opt options[] = {
     {"retention", 'r', OPT_TEXT, AT(retention), "SHARE",
      "share of the prefix's tokens that each layer gets, over 0\nto 1 (default: 0.25 for systems that choose);\n"
      "auto[:MASS[:LEAST-MOST]]: as few as hold so much of the\nattention (0.9), and between those bounds (0.05-0.5)", false},
+    {"whole-below", 0, OPT_COUNT, AT(whole_below), "N",
+     "where no retention is given, load prefixes of fewer tokens\nwhole: a part of them saves little (default: 1024)", false},
     {"adaptive", 0, OPT_FLAG, AT(adaptive), NULL,
      "load in part only where that looks quickest, else whole, and\ncompute what is stored where that looks quicker", false},
     REQUEST_OPTS(run_settings),
@@ -100,6 +102,7 @@ static int make_system(const char *name, const run_settings *s, const switch_set
     app_system_request(&out->system, &out->request);
     out->request.store_derived = s->store_derived;
     out->request.adaptive = s->adaptive;
+    if (!s->retention) out->request.min_partial = s->whole_below;
     return 0;
 }
 
@@ -339,7 +342,7 @@ static int print_json(const run *r)
 
 int cmd_run(int argc, char **argv)
 {
-    run_settings s = {.n_answer = 128, .n_batch = 2048, .n_ubatch = 512, .seed = 1};
+    run_settings s = {.n_answer = 128, .n_batch = 2048, .n_ubatch = 512, .seed = 1, .whole_below = DEFAULT_WHOLE_BELOW};
     int n_positional;
     int rc = opt_parse(&run_command, argc, argv, &s, &n_positional);
     if (rc) return rc == 1 ? 0 : rc;

@@ -13,6 +13,10 @@
 #include "impress/llama.h"
 #include "options.h"
 
+/* Where the options say nothing else, for the commands that answer. */
+#define DEFAULT_SYSTEM "impress"
+enum { DEFAULT_WHOLE_BELOW = 1024 };
+
 typedef enum switch_id {
     SWITCH_IDENTIFY,
     SWITCH_ORDER, /* these three are the store's */

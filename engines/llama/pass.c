@@ -17,7 +17,7 @@
 
 enum {
     TRIES = 3,            /* passes over loads that fail before everything is computed */
-    MIN_PARTIAL = 64,     /* a shorter one is loaded whole */
+    MIN_PARTIAL = 64,     /* a shorter one is loaded whole, where the request says nothing else */
     QUERY_ROWS = 32       /* that score, where the request says nothing else: as imp_load_opts */
 };
 
@@ -94,7 +94,8 @@ static bool plan_part(const imp_llama *ctx, const lc_seq *s, plan *out)
     *out = (plan){.prefix = s->n_leased < most ? s->n_leased : most, .partial = true, .opts = r->load};
     out->prefix = widen(ctx, s->n, out->prefix, r->load.retention);
     size_t k = (size_t)ceil(r->load.retention * (double)out->prefix);
-    return out->prefix >= MIN_PARTIAL && (k < out->prefix || r->load.mass > 0);
+    size_t least = r->min_partial ? r->min_partial : MIN_PARTIAL;
+    return out->prefix >= least && (k < out->prefix || r->load.mass > 0);
 }
 
 /* How long a plan takes: reads go on while the model computes, the rest doesn't. Negative: it isn't known. */

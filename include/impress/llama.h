@@ -60,6 +60,7 @@ typedef struct imp_llama_request {
                                 where that looks quicker than loading it (docs/llama.md). Goes by what passes of this
                                 context and loads of its store took; until one was timed, as without it */
     size_t max_match;        /* at most so many tokens from the start are taken from the store; 0: no bound */
+    size_t min_partial;      /* a prefix of fewer tokens is loaded whole, whatever the retention; 0: 64 */
     union {
         imp_load_opts load;  /* as imp_load_opts_init() leaves it, with imp_system_preset(); retention below 1 takes an
                                 identification */

@@ -55,6 +55,13 @@ json_ok "$tmp/d.json" "$parts"
 "${any[@]}" --store "$tmp/default" "${ask[@]}" --compare --json >"$tmp/d.json" 2>"$tmp/err" || fail "compare: $(cat "$tmp/err")"
 json_ok "$tmp/d.json" '[r["system"] for r in d] == ["recomp", "as", "impress"] and d[1]["kl"] < 1e-3 and d[2]["mass"] > 0.5'
 
+# A prefix as short as this one is loaded whole, unless a retention is asked for.
+for way in whole partial; do
+    env -u IMPRESS_WHOLE_BELOW "${any[@]}" --store "$tmp/default" $([ $way = whole ] || echo -r 0.25) -p 'Is there more to say?' --json \
+        >"$tmp/d.json" 2>"$tmp/err" || fail "below: $(cat "$tmp/err")"
+    json_ok "$tmp/d.json" "d['system'] == 'impress' and d['way'] == '$way' and d['matched_tokens'] > 600"
+done
+
 # A store that was written for another system stays readable: what it lacks is replaced, and counted.
 for system in impress impress-paper contiguous spi spi+rank=reconstruction random as-h2o-lfu impress+bytes=.3+history-weight=0; do
     "${run[@]}" -s "$system" -p 'Is there more to say?' --json >"$tmp/s.json" 2>"$tmp/err" || fail "run -s $system: $(cat "$tmp/err")"

@@ -49,6 +49,7 @@ static int make_request(const api *a, const oai_request *q, app_system *system, 
     bool in_part = out->load.retention < 1 && !out->recompute;
     out->store_derived = out->use_derived = a->derived && in_part;
     out->adaptive = a->adaptive && in_part;
+    if (!asked) out->min_partial = a->whole_below;
     return 0;
 }
 

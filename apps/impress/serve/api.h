@@ -19,6 +19,7 @@ typedef struct api {
     const switch_settings *switches; /* given by options: part of every system that a request names */
     app_system system;         /* of requests that name none */
     double retention;          /* of requests that say nothing else, where a system chooses */
+    size_t whole_below;        /* tokens; min_partial of requests that name no retention */
     bool derived;              /* what was computed over a load in part is stored, for requests that load in part */
     bool adaptive;             /* imp_llama_request */
 } api;

@@ -21,14 +21,13 @@ typedef struct serve_settings {
     const char *model, *alias, *host, *system, *cache_type, *template;
     const char *api_key_file, *admin_key_file, *tls_cert, *tls_key;
     uint64_t port, n_slots, n_ctx, n_pool, n_queue, n_threads, n_batch, n_ubatch, slice_ms, max_body, connections;
-    uint64_t timeout_s, limit_s, drain_s;
+    uint64_t timeout_s, limit_s, drain_s, whole_below;
     double retention; /* RETENTION_DEFAULT: not given */
     bool look_ahead, derived, adaptive, open, verbose;
 } serve_settings;
 
 #define AT(member) offsetof(serve_settings, member)
 #define RETENTION_DEFAULT HUGE_VAL
-#define DEFAULT_SYSTEM "impress"
 
 static const opt options[] = {
     OPT_GROUP("Model"),
@@ -77,6 +76,9 @@ static const opt options[] = {
      "NAME or NAME+SWITCH=VALUE...; `impress systems` lists them\n(default: " DEFAULT_SYSTEM ")", false},
     {"retention", 'r', OPT_REAL, AT(retention), "SHARE",
      "share of a prefix's tokens that each layer gets, over 0 to 1\n(default: 0.25 for systems that choose)", false},
+    {"whole-below", 0, OPT_COUNT, AT(whole_below), "N",
+     "where a request names no retention, load prefixes of fewer\ntokens whole: a part of them saves little (default: 1024)",
+     false},
     {"derived", 0, OPT_FLAG, AT(derived), NULL,
      "store what was computed over a load in part, marked, for\nrequests that load in part; else a conversation that lost its\n"
      "cells computes its turns again (default; --derived=no: don't)", false},
@@ -298,7 +300,7 @@ int cmd_serve(int argc, char **argv)
         .n_ubatch = 512,
         .slice_ms = 150, .max_body = 16 << 20, .connections = 256, .timeout_s = 30, .limit_s = 900, .drain_s = 30,
         .retention = RETENTION_DEFAULT, .system = DEFAULT_SYSTEM, .look_ahead = true,
-        .derived = true,
+        .derived = true, .whole_below = DEFAULT_WHOLE_BELOW,
     };
     int n_positional;
     int rc = opt_parse(&serve_command, argc, argv, &s, &n_positional);
@@ -312,6 +314,7 @@ int cmd_serve(int argc, char **argv)
     v.api.switches = &s.store.switches;
     v.api.retention = s.retention != RETENTION_DEFAULT ? s.retention : 0.25;
     v.api.derived = s.derived;
+    v.api.whole_below = s.whole_below;
     v.api.adaptive = s.adaptive;
     if (app_system_make("--system", s.system, v.api.switches, v.api.retention, &v.api.system, error) < 0)
         return opt_misuse(&serve_command, "%s", error);
