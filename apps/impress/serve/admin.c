@@ -424,9 +424,19 @@ static void reply_warmed(const api *a, http_request *r, job *j, bool pin, http_r
     json_object_set_new(r->log, "stored_tokens", json_integer(whole(n)));
 }
 
+/* A body that is the prompt; what else a warm asks for stands behind the path. */
+static json_t *body_of_text(const http_request *r)
+{
+    const char *tenant = http_argument(r, "tenant"), *pin = http_argument(r, "pin");
+    json_t *body = json_pack("{s:s%}", "prompt", r->body, r->n_body);
+    if (body && tenant) json_object_set_new(body, "tenant", json_string(tenant));
+    if (body && pin) json_object_set_new(body, "pin", json_boolean(!strcmp(pin, "true")));
+    return body;
+}
+
 static void post_warm(const api *a, http_request *r, http_reply *out, bool text)
 {
-    json_t *body = text ? json_pack("{s:s%}", "prompt", r->body, r->n_body) : parse_body(r, out);
+    json_t *body = text ? body_of_text(r) : parse_body(r, out);
     if (!body) {
         if (text) fail(out, 400, "invalid_utf8", NULL, "the text is not UTF-8, or holds a NUL");
         return;

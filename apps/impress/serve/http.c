@@ -134,6 +134,12 @@ static void *keep(void *user)
     return NULL;
 }
 
+const char *http_argument(const http_request *r, const char *name)
+{
+    const exchange *x = r->inside;
+    return MHD_lookup_connection_value(x->connection, MHD_GET_ARGUMENT_KIND, name);
+}
+
 bool http_gone(const http_request *r)
 {
     const exchange *x = r->inside;

@@ -81,6 +81,8 @@ void http_close(http *h, int wait_ms);
 
 /* Nobody waits for the reply any more. */
 bool http_gone(const http_request *r);
+/* What stands behind the path as ?name=...; NULL: nothing. Lives as long as the request. */
+const char *http_argument(const http_request *r, const char *name);
 /* Fill a reply with an error. */
 void http_error(http_reply *out, const oai_error *e);
 
