@@ -8,12 +8,13 @@ A URL (http://127.0.0.1:8080) is of a server that runs already. A command is sta
 
 Each server gets the same requests, drawn from the seed: /v1/completions, streamed, at temperature 0. Every prefix is
 asked about once before the clock starts. Then each client asks one question after the other, about a prefix drawn by
-chance. When the time is up, some of the pairs of prefix and question are asked once more, alone and without a cache (in
-impress's words where the NAME begins with impress, else in llama-server's): a whole computation. An answer to them that was
-another one is wrong; of servers named by --partial, which load a part of a prefix by design, one is wrong that doesn't
-begin with the number that comes next, and the others that differ are counted apart. Then the speed of answers is measured
+chance. An answer that doesn't begin with the number that comes next is wrong. When the time is up, some of the pairs of
+prefix and question are asked once more, alone and without a cache (in impress's words where the NAME begins with impress,
+else in llama-server's): a whole computation. An answer to them that was another one is wrong, too; of servers named by
+--partial, which load a part of a prefix by design, such are counted apart. Then the speed of answers is measured
 with one stream and with several. Where a server has impress's metrics, what it says of the time to the first token goes
-into the JSON and to standard error. Standard library only."""
+into the JSON and to standard error. With --p50-at-least and --p99-at-least the first server's times must be so many times
+shorter than each other's, else the exit status is 1. Standard library only."""
 import argparse
 import http.client
 import json
@@ -264,14 +265,17 @@ def run_clients(server, load, o):
 
 
 def check_answers(server, load, o, results):
-    """How many answers were looked at, those that are wrong, and how many others differ by design."""
-    answers, partial = {}, server.name in o.partial
+    """How many answers were compared, those that are wrong, and how many others differ by design."""
+    answers, partial, wrong = {}, server.name in o.partial, []
     for pair, got in results:
-        if isinstance(got, Answer):
-            answers.setdefault(pair, []).append(got.text)
+        if not isinstance(got, Answer):
+            continue
+        answers.setdefault(pair, []).append(got.text)
+        if not counts_on(got.text, load.starts[pair[1]]):
+            wrong.append(dict(prefix=pair[0], question=pair[1], got=got.text))
     pairs = sorted(answers)
     random.Random(o.seed).shuffle(pairs)
-    checked, wrong, differ = 0, [], 0
+    checked, differ = 0, 0
     for pair in pairs[:o.check] if o.check >= 0 else pairs:
         fields = {"impress": {"cache": "off"}} if server.name.startswith("impress") else {"cache_prompt": False}
         try:
@@ -280,10 +284,11 @@ def check_answers(server, load, o, results):
             alone = "failed: %s" % e
         checked += len(answers[pair])
         for got in answers[pair]:
-            by_design = partial and counts_on(got, load.starts[pair[1]])
-            if got != alone and by_design:
+            if got == alone or not counts_on(got, load.starts[pair[1]]):
+                continue
+            if partial:
                 differ += 1
-            elif got != alone:
+            else:
                 wrong.append(dict(prefix=pair[0], question=pair[1], alone=alone, got=got))
     return checked, wrong, differ
 
@@ -347,8 +352,8 @@ def measure(what, load, o):
 
 
 def table(results, o):
-    rows = [("requests", "requests", "%d"), ("errors", "errors", "%d"), ("answers checked", "answers_checked", "%d"),
-            ("answers wrong", "answers_wrong", "%d"), ("others that differ, by design", "answers_differ", "%d"),
+    rows = [("requests", "requests", "%d"), ("errors", "errors", "%d"), ("answers wrong", "answers_wrong", "%d"),
+            ("answers compared with a whole computation", "answers_checked", "%d"), ("others that differ, by design", "answers_differ", "%d"),
             ("prompt tokens cached, share", "cached_share", "%.3f"),
             ("TTFT of a new prefix, p50 [s]", "cold_ttft_p50_s", "%.3f"), ("TTFT p50 [s]", "ttft_p50_s", "%.3f"),
             ("TTFT p90 [s]", "ttft_p90_s", "%.3f"), ("TTFT p99 [s]", "ttft_p99_s", "%.3f"),
@@ -379,6 +384,8 @@ def main():
     p.add_argument("--decode-tokens", type=int, default=200)
     p.add_argument("--runs", type=int, default=5, help="of that speed; the median counts")
     p.add_argument("--partial", action="append", default=[], metavar="NAME", help="a server that loads a part by design")
+    p.add_argument("--p50-at-least", type=float, metavar="X", help="times that the others' TTFT p50 must be the first one's")
+    p.add_argument("--p99-at-least", type=float, metavar="X", help="the same of p99")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--json", metavar="FILE")
     o = p.parse_args()
@@ -397,7 +404,14 @@ def main():
     for r in results:
         for what in r["first_errors"] + [json.dumps(w) for w in r["first_wrong"]]:
             print("%s: %s" % (r["server"], what), file=sys.stderr)
-    sys.exit(1 if any(r["errors"] or r["answers_wrong"] for r in results) else 0)
+    bad = any(r["errors"] or r["answers_wrong"] for r in results)
+    for name, least in (("p50", o.p50_at_least), ("p99", o.p99_at_least)):
+        key = "ttft_%s_s" % name
+        for r in results[1:] if least else []:
+            ratio = r[key] / results[0][key] if r[key] and results[0][key] else 0
+            print("TTFT %s: %s takes %.2f times what %s does" % (name, r["server"], ratio, results[0]["server"]))
+            bad = bad or ratio < least
+    sys.exit(1 if bad else 0)
 
 
 if __name__ == "__main__":
