@@ -282,6 +282,17 @@ void imp_store_close(imp_store *s)
     (void)imp_error_back(&kept, 0);
 }
 
+/* The forest as the old catalogue has it, where that can be read: its pins stay. Nobody else knows `s`. */
+static void read_old_catalogue(imp_store *s)
+{
+    if (imp_cat_open(s->dir, IMP_STORE_READONLY, &s->cat) < 0) return;
+    imp_cat_use_key(s->cat, s->key);
+    s->reload = true;
+    if (imp_forest_refresh(s) < 0) imp_log(IMP_LOG_INFO, "%s: pins are lost: %s", s->dir, imp_last_error());
+    imp_cat_close(s->cat);
+    s->cat = NULL;
+}
+
 int imp_store_rebuild(const char *dir) { return imp_store_rebuild_key(dir, NULL); }
 
 int imp_store_rebuild_key(const char *dir, const char *key_file)
@@ -300,6 +311,7 @@ int imp_store_rebuild_key(const char *dir, const char *key_file)
     if (rc == 0) rc = imp_io_new(s->dir, s->opts.io_mode, s->opts.flags, 0, &s->io);
     if (rc == 0) rc = imp_dir_check_key(s);
     if (rc == 0) rc = imp_dir_lock(s, IMP_LOCK_ALONE, false);
+    if (rc == 0) read_old_catalogue(s);
     if (rc == 0) rc = imp_rebuild(s); /* nobody else knows `s` */
     free_store(s);
     return imp_error_back(&kept, rc);
