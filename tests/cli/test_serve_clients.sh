@@ -74,6 +74,21 @@ alone = [s.complete(words(40, 50 + i) + count(20 * i), 6).text for i in range(6)
 together = at_once([lambda i=i: s.complete(words(40, 50 + i) + count(20 * i), 6, impress={"cache": "off"}).text for i in range(6)])
 ok(sum(a == b for a, b in zip(alone, together)) >= 5, (alone, together))
 
+# Four answers at once come from common steps; and go on while another's prompt is read, a slice after the other.
+before = s.metrics()
+rs = at_once([lambda i=i: s.post("/v1/completions", endless(prompt="Text %d:" % i, max_tokens=40, temperature=0)) for i in range(4)])
+after = s.metrics()
+steps, tokens = (after[k] - before[k] for k in ("impress_steps_total", "impress_generated_tokens_total"))
+ok(all(r.status == 200 for r in rs) and tokens == 160 and steps < 0.7 * tokens, (steps, tokens))
+running = s.open(endless(prompt="Meanwhile:", max_tokens=1900, stream=True))
+s.wait_for(lambda: s.busy() == 1, "an answer on its way")
+before = s.metrics()["impress_generated_tokens_total"]
+r = s.complete(words(420, 51), 1, impress={"cache": "off"})
+during = s.metrics()["impress_generated_tokens_total"] - before
+ok(r.status == 200 and during >= 3 + r.usage["prompt_tokens"] // 512, ("tokens of the other answer", during, r))
+running.close()
+s.wait_for(s.idle, "an idle server")
+
 # A conversation goes on in its cells.
 chat = words(60, 8)
 cached = 0
@@ -93,6 +108,7 @@ def leave(c, half):
 
 
 seen = ("impress_generated_tokens_total", 'impress_answers_total{end="cancelled"}')
+before_all = s.metrics()
 for n_words, until in ((40, None), (40, "answers"), (600, "prompts")):
     before = s.metrics()
     gone = [s.open(endless(prompt=words(n_words, 900 + i), max_tokens=1900, stream=i % 2 == 0)) for i in range(6)]
@@ -106,7 +122,7 @@ for n_words, until in ((40, None), (40, "answers"), (600, "prompts")):
     s.wait_for(s.idle, "cancelled requests end")
     for c in gone:
         c.close()
-ok(s.metrics()[seen[1]] == 18, s.metrics()[seen[1]])
+ok(s.metrics()[seen[1]] - before_all[seen[1]] == 18, (before_all[seen[1]], s.metrics()[seen[1]]))
 ok(s.complete("still there?", 2).status == 200, "others are served")
 
 # One that stays while others leave gets its answer.

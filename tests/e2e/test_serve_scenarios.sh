@@ -189,6 +189,15 @@ ask = dict(messages=messages + [{"role": "user", "content": "And?"}], max_tokens
 part, whole = s.post("/v1/chat/completions", ask), s.post("/v1/chat/completions", dict(ask, impress={"full_load": True}))
 cold = s.post("/v1/chat/completions", dict(ask, impress={"cache": "off"}))
 ok(part.json["impress"]["way"] == "partial" and part.cached > whole.cached + 200, (part, whole))
+TIMES = {"queue", "identify", "load", "compute", "ttft"}
+for own, way, share in (({"retention": 0.5}, "partial", 0.5), ({"retention": "auto:0.9"}, "partial", None), ({"system": "as"}, "whole", None),
+                        ({"system": "recomp"}, "computed", None)):
+    s.complete("Something else", 1, impress={"cache": "off"})
+    r = s.post("/v1/chat/completions", dict(ask, impress=own))
+    i = r.json["impress"]
+    ok(i["way"] == way and set(i["ms"]) == TIMES and i["reason"] and (share is None or i["retention"] == share), (own, r))
+    ok(i["tokens"]["computed"] == r.usage["prompt_tokens"] - r.cached and (i["tokens"]["loaded"] > 0) == (way != "computed"), (own, r))
+    ok(sum(v for k, v in i["ms"].items() if k != "ttft") <= i["ms"]["ttft"] + 1, (own, i["ms"]))
 ok(whole.json["choices"][0]["message"] == cold.json["choices"][0]["message"], (whole, cold))
 ok(s.stop() == 0, "stop")
 s, messages, new = turns(3, "--derived=no", store="turns-exact", kept=False)
