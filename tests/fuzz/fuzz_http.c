@@ -382,8 +382,8 @@ size_t imp_fuzz_seed(size_t i, uint8_t *out, size_t room)
         "0POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 18446744073709551616\r\n\r\n",
         "6GET / HTTP/1.1\r\nHost: localhost\r\nCookie: a=b; c\r\n folded: x\r\nno colon\r\n\r\n",
         "3GET /ui HTTP/1.1\r\nHost: localhost\r\nHost: [::1\r\n\r\nGET /ui HTTP/1.1\r\nHost: [::1\r\n\r\n",
-        "0POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-        "10\r\n0123456789abcdef\r\n11\r\n0123456789abcdefg\r\n0\r\n\r\n",
+        ("0POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+         "10\r\n0123456789abcdef\r\n11\r\n0123456789abcdefg\r\n0\r\n\r\n"),
         "0OPTIONS * HTTP/1.1\r\nHost: 127.1\r\n\r\nNONSENSE\r\n\r\n",
     };
     return fuzz_text_seed(texts, sizeof texts / sizeof *texts, i, out, room);
