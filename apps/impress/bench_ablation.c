@@ -51,7 +51,8 @@ static const opt options[] = {
     {"store", 0, OPT_TEXT, AT(store.dir), "DIR",
      "folder of the stores, one for each way to keep a prefix\n"
      "(default: ~/.cache/impress/bench); `none`: in memory", true},
-    {"store-limit", 0, OPT_SIZE, AT(store_limit), "SIZE", "size limit of each of them (default: 10G)", false},
+    {"store-limit", 0, OPT_SIZE, AT(store_limit), "SIZE",
+     "size limit of each of them (default: its\nown; 10G where it has none)", false},
     {"host-cache", 0, OPT_SIZE, AT(store.host_cache), "SIZE",
      "keep chunks in so much memory (default: an eighth of what the\nprefixes take)", false},
     {"device-cache", 0, OPT_SIZE, AT(store.device_cache), "SIZE", "and in so much more, the device tier (default: 0)",

@@ -57,7 +57,8 @@ typedef struct ttft_settings {
     {"raw", 0, OPT_FLAG, TTFT_AT(raw), NULL, "no chat template: prefix, blank line, question", false},                 \
     {"store", 0, OPT_TEXT, TTFT_AT(store.dir), "DIR",                                                                  \
      "folder of the stores, one for each way to keep a prefix\n(default: ~/.cache/impress/bench)", true},              \
-    {"store-limit", 0, OPT_SIZE, TTFT_AT(store_limit), "SIZE", "size limit of each of them (default: 10G)", false},    \
+    {"store-limit", 0, OPT_SIZE, TTFT_AT(store_limit), "SIZE",                                                         \
+     "size limit of each of them (default: its\nown; 10G where it has none)", false},                                  \
     {"threads", 't', OPT_COUNT, TTFT_AT(n_threads), "N", "threads (default: one a core)", false},                      \
     {"batch-size", 'b', OPT_COUNT, TTFT_AT(n_batch), "N", "tokens a decode call (default: 2048)", false},              \
     {"ubatch-size", 'u', OPT_COUNT, TTFT_AT(n_ubatch), "N", "tokens a pass (default: 512)", false},                    \

@@ -46,7 +46,8 @@ static const opt options[] = {
     {"store", 0, OPT_TEXT, AT(store.dir), "DIR",
      "folder of the stores, one for each way to keep a prefix\n"
      "(default: ~/.cache/impress/eval); `none`: in memory, see\n--host-cache", true},
-    {"store-limit", 0, OPT_SIZE, AT(store_limit), "SIZE", "size limit of each of them (default: 10G)", false},
+    {"store-limit", 0, OPT_SIZE, AT(store_limit), "SIZE",
+     "size limit of each of them (default: its\nown; 10G where it has none)", false},
     STORE_OPTS_HOW(eval_settings),
     REQUEST_OPTS(eval_settings),
     {"ctx-size", 'c', OPT_COUNT, AT(n_ctx), "N", "context, tokens (default: as the prompts need)", false},

@@ -233,7 +233,11 @@ page = s.get("/metrics")
 ok(page.headers["content-type"].startswith("text/plain; version=0.0.4"), page.headers)
 ok(prometheus.faults(page.body) == [], prometheus.faults(page.body))
 ok(prometheus.promtool(page.body) == "", prometheus.promtool(page.body))
+named = set(re.findall(r"impress_[a-z_]+[a-z]", open("../../docs/server.md").read())) - {"impress_store", "impress_tenant"}
+families = {line.split()[2] for line in page.body.split("\n") if line.startswith("# TYPE ")}
+ok(len(named) > 15 and named <= families, ("metrics that docs/server.md tells of", named - families))
 m = s.metrics()
+ok(m["impress_layers_fallback_total"] >= 0 and m["impress_store_evictions_total"] == m["impress_store_corrupt_chunks_total"] == 0, m)
 ok(m['impress_http_requests_total{route="/v1/completions",status="400"}'] >= 6, "requests are counted")
 ok(m["impress_ttft_seconds_count"] <= m["impress_request_seconds_count"], "no more first tokens than answers")
 ok(m["impress_prompt_tokens_total"] == m["impress_prompt_tokens_computed_total"] + sum(
