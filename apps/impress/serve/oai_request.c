@@ -899,15 +899,16 @@ static int check_plain(parse *p, const json_t *o)
 /* Fields that are no matter of the answer, and do nothing here: still they must be what they are meant to be. */
 static int check_aside(parse *p, const json_t *o)
 {
-    static const char *const texts[] = {"safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier"};
+    static const char *const texts[] = {"safety_identifier", "prompt_cache_key", "prompt_cache_retention"};
     const json_t *metadata = get(o, "metadata");
-    const char *text = NULL, *key;
+    const char *ignored, *tier = NULL, *key;
     json_t *v;
-    bool ignored;
-    if (get_bool(p, get(o, "store"), "store", &ignored) != 0) return -1;
+    bool store;
+    if (get_bool(p, get(o, "store"), "store", &store) != 0) return -1;
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
-        if (get_text(p, get(o, texts[i]), texts[i], SIZE_MAX, &text) != 0) return -1;
-    if (text && strcmp(text, "auto") != 0 && strcmp(text, "default") != 0) /* the last of them */
+        if (get_text(p, get(o, texts[i]), texts[i], SIZE_MAX, &ignored) != 0) return -1;
+    if (get_text(p, get(o, "service_tier"), "service_tier", SIZE_MAX, &tier) != 0) return -1;
+    if (tier && strcmp(tier, "auto") != 0 && strcmp(tier, "default") != 0)
         return oai_fail(p->e, 400, UNSUPPORTED, "service_tier", "`service_tier` must be auto or default");
     if (metadata && !json_is_object(metadata)) return wrong_type(p, "metadata", "an object");
     json_object_foreach((json_t *)metadata, key, v) {

@@ -158,6 +158,15 @@ static void test_harmless(void **unused)
     assert_int_equal(r.tool_choice, OAI_TOOLS_NONE);
     assert_int_equal(r.format, OAI_TEXT);
     oai_request_free(&r);
+    static const char *const alone[] = {
+        CHAT(",\"metadata\":{\"a\":\"b\"}"), CHAT(",\"store\":true"), CHAT(",\"service_tier\":\"default\""),
+        CHAT(",\"safety_identifier\":\"x\""), CHAT(",\"prompt_cache_key\":\"k\""),
+        CHAT(",\"prompt_cache_retention\":\"24h\""),
+    };
+    for (size_t i = 0; i < sizeof alone / sizeof alone[0]; i++) {
+        good(true, alone[i], &r);
+        oai_request_free(&r);
+    }
     good(true,
          CHAT(",\"model\":null,\"max_tokens\":null,\"max_completion_tokens\":null,\"temperature\":null,\"top_p\":null,"
               "\"top_k\":null,\"min_p\":null,\"seed\":null,\"stop\":null,\"presence_penalty\":null,\"frequency_"
