@@ -74,11 +74,6 @@ bool chat_answer_calls(const chat_answer *a)
     return v != NULL;
 }
 
-size_t chat_answer_n_calls(const chat_answer *a)
-{
-    return a->n_calls;
-}
-
 /* ---- telling ---- */
 
 static bool add_place(chat_answer *a, place p)

@@ -32,7 +32,7 @@ static bool pattern_kept(const chat_way *way, const json_t *pattern)
 static const char *const remarks[] = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
                                       "$schema", "$id", "$comment", "$defs", "definitions", NULL};
 
-/* Whether all of a value's types, or one of them, are called `name`. No type at all: any. */
+/* Whether a value's type, or one of several, is called `name`. A schema without any has none. */
 static bool has_type(const json_t *v, const char *name)
 {
     const json_t *type = json_object_get(v, "type"), *one;

@@ -78,9 +78,7 @@ void chat_answer_free(chat_answer *a); /* NULL is allowed */
 int chat_answer_add(chat_answer *a, const char *bytes, size_t n, bool end, const oai_piece **pieces, size_t *n_pieces);
 /* The whole so far, for replies that aren't streamed: call it after chat_answer_add(..., end = true, ...). */
 int chat_answer_whole(chat_answer *a, const oai_piece **pieces, size_t *n_pieces);
-/* The number of tool calls so far: with any, the finish reason is OAI_TOOL_CALLS. */
-size_t chat_answer_n_calls(const chat_answer *a);
-/* The answer is to call tools: there are calls, and the last one is whole. */
+/* The answer is to call tools: there are calls, and the last one is whole. The finish reason is OAI_TOOL_CALLS then. */
 bool chat_answer_calls(const chat_answer *a);
 /* What comes from now on isn't wanted: a second call, where the request wants one at a time. */
 bool chat_answer_enough(const chat_answer *a);

@@ -70,7 +70,7 @@ struct engine {
     size_t n_jobs;        /* handed in, not ended */
     unsigned retry_s;
     bool draining, cut, end, woken;
-    bool opened, failed; /* one of them, once it is known whether everything could be opened */
+    enum { OPENING, OPENED, FAILED } opening; /* of all that the thread opens first */
 };
 
 /* ------------------------------------------------------------------------------------------------- job's ends ---- */
@@ -713,8 +713,7 @@ static void *run(void *user)
     engine *e = user;
     int rc = open_parts(e);
     pthread_mutex_lock(&e->lock);
-    e->opened = rc == 0;
-    e->failed = rc != 0;
+    e->opening = rc == 0 ? OPENED : FAILED;
     pthread_cond_broadcast(&e->wake);
     pthread_mutex_unlock(&e->lock);
     if (rc) return NULL;
@@ -839,8 +838,8 @@ int engine_open(const engine_opts *opts, engine **out)
         return app_fail("can't start a thread");
     }
     pthread_mutex_lock(&e->lock);
-    while (!e->opened && !e->failed) pthread_cond_wait(&e->wake, &e->lock);
-    bool failed = e->failed;
+    while (e->opening == OPENING) pthread_cond_wait(&e->wake, &e->lock);
+    bool failed = e->opening == FAILED;
     pthread_mutex_unlock(&e->lock);
     if (failed) {
         pthread_join(e->thread, NULL);
