@@ -253,7 +253,7 @@ INLINE int narrow_keys(const float *k, size_t n_tokens, size_t dim, int16_t *k16
     for (size_t first = 0; first < n_tokens; first += 8) {
         size_t n = n_tokens - first < 8 ? n_tokens - first : 8;
         const float *x = k + first * dim;
-        float tails[8][16] = {{0}};
+        float tails[8][16]; /* of rows that don't end at 16, with zeros behind */
         __m256 sum[8], inverse, own;
         for (size_t i = 0; i < 8; i++) {
             const float *key = x + (i < n ? i : 0) * dim;
@@ -263,6 +263,7 @@ INLINE int narrow_keys(const float *k, size_t n_tokens, size_t dim, int16_t *k16
                 sum[i] = _mm256_fmadd_ps(v, v, sum[i]);
             }
             if (rest == 0) continue;
+            memset(tails[i], 0, sizeof tails[i]);
             memcpy(tails[i], key + whole, rest * sizeof *key);
             __m256 a = _mm256_loadu_ps(tails[i]), b = _mm256_loadu_ps(tails[i] + 8);
             sum[i] = _mm256_fmadd_ps(b, b, _mm256_fmadd_ps(a, a, sum[i]));
