@@ -8,6 +8,7 @@
 #include <sys/random.h>
 
 #include "chat_match.h"
+#include "chat_refs.h"
 #include "chat_strict.h"
 #include "chat_ways.h"
 
@@ -474,38 +475,70 @@ static double optional_work(const json_t *v)
     return sum;
 }
 
-/* *work: of the schemas before it. */
-static int check_schema(const chat_way *way, const char *text, bool strict, const char *param, double *work,
-                        oai_error *e)
+static int no_memory(oai_error *e)
 {
-    if (strlen(text) > MAX_SCHEMA_BYTES)
+    return oai_fail(e, 500, NULL, NULL, "the server is out of memory");
+}
+
+/* A request's schemas: what they cost, and as they are handed on. */
+typedef struct schemas {
+    double work; /* see optional_work() */
+    chat_refs refs;
+    oai_request r; /* the request, but for the texts of schemas, */
+    oai_tool *tools; /* [r.n_tools] */
+    chat_texts texts; /* which lie here where they were rewritten */
+} schemas;
+
+/* *text: it may be replaced. */
+static int take_schema(schemas *s, const chat_way *way, const char **text, bool strict, const char *param, oai_error *e)
+{
+    bool rewritten = false;
+    if (strlen(*text) > MAX_SCHEMA_BYTES)
         return oai_fail(e, 400, "invalid_schema", param, "the JSON schema is larger than %d bytes", MAX_SCHEMA_BYTES);
-    json_t *v = json_loads(text, 0, NULL);
+    json_t *v = json_loads(*text, 0, NULL);
+    char *dumped = NULL;
     const char *fault = v ? schema_fault(v) : "it can't be read";
-    if (!fault && (*work += optional_work(v)) > (double)MAX_OPTIONAL * MAX_OPTIONAL * MAX_OPTIONAL)
-        fault = "too many properties may be left out";
     int rc = fault ? oai_fail(e, 400, "invalid_schema", param, "the JSON schema: %s", fault) : 0;
     if (rc == 0 && strict && way->schema) rc = chat_strict_check(way, v, param, e);
+    if (rc == 0 && way->schema) rc = chat_refs_settle(&s->refs, v, param, &rewritten, e);
+    if (rc == 0 && (s->work += optional_work(v) + optional_work(s->refs.again)) >
+                       (double)MAX_OPTIONAL * MAX_OPTIONAL * MAX_OPTIONAL)
+        rc = oai_fail(e, 400, "invalid_schema", param, "the JSON schema: too many properties may be left out");
+    if (rc == 0 && rewritten) {
+        dumped = json_dumps(v, JSON_COMPACT);
+        if (dumped && chat_texts_add(&s->texts, dumped)) *text = s->texts.items[s->texts.n - 1];
+        else rc = no_memory(e);
+    }
+    free(dumped);
     json_decref(v);
     return rc;
 }
 
-static int check_schemas(const chat_way *way, const oai_request *r, oai_error *e)
+static void schemas_free(schemas *s)
 {
-    double work = 0;
-    if (r->schema && check_schema(way, r->schema, r->strict, "response_format", &work, e) != 0) return -1;
-    for (size_t i = 0; r->tool_choice != OAI_TOOLS_NONE && i < r->n_tools; i++) {
-        if (check_schema(way, r->tools[i].parameters, r->tools[i].strict, "tools", &work, e) != 0) return -1;
+    chat_refs_free(&s->refs);
+    chat_texts_free(&s->texts);
+    free(s->tools);
+}
+
+/* schemas_free() is wanted also where it fails. */
+static int take_schemas(schemas *s, const chat_way *way, const oai_request *r, oai_error *e)
+{
+    memset(s, 0, sizeof *s);
+    s->r = *r;
+    if (r->schema && take_schema(s, way, &s->r.schema, r->strict, "response_format", e) != 0) return -1;
+    if (r->tool_choice == OAI_TOOLS_NONE) return 0;
+    s->tools = calloc(r->n_tools, sizeof *s->tools);
+    if (!s->tools) return no_memory(e);
+    s->r.tools = s->tools;
+    for (size_t i = 0; i < r->n_tools; i++) {
+        s->tools[i] = r->tools[i];
+        if (take_schema(s, way, &s->tools[i].parameters, s->tools[i].strict, "tools", e) != 0) return -1;
     }
     return 0;
 }
 
 /* ---- plans ---- */
-
-static int no_memory(oai_error *e)
-{
-    return oai_fail(e, 500, NULL, NULL, "the server is out of memory");
-}
 
 /* A template without a place for tools would leave them out, and without one for calls those. */
 static int check_tools(const chat_template *t, const oai_request *r, oai_error *e)
@@ -610,10 +643,12 @@ static bool find_words(const chat_template *t, chat_plan *p)
 int chat_plan_make(const chat_template *t, const oai_request *r, chat_plan **out, oai_error *e)
 {
     *out = NULL;
-    if (check_schemas(t->way, r, e) != 0) return -1;
+    schemas s;
     chat_plan *p = calloc(1, sizeof *p);
     if (!p) return no_memory(e);
     p->way = t->way;
+    if (take_schemas(&s, t->way, r, e) != 0) goto fail;
+    r = &s.r;
     p->vocab = t->vocab;
     p->own_grammar = !r->chat || r->format == OAI_GRAMMAR;
     p->one_call = !r->parallel_tool_calls;
@@ -633,8 +668,10 @@ int chat_plan_make(const chat_template *t, const oai_request *r, chat_plan **out
         goto fail;
     }
     *out = p;
+    schemas_free(&s);
     return 0;
 fail:
+    schemas_free(&s);
     chat_plan_free(p);
     return -1;
 }

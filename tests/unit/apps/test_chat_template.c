@@ -462,6 +462,170 @@ static void test_many_properties(void **unused)
     llama_model_free(m);
 }
 
+/* Requests with a schema for the answer, or for the arguments of the tools f0, f1, ... */
+static char *with_schemas(bool tools, const char *const *schemas)
+{
+    char *body = calloc(1, 1 << 16);
+    assert_non_null(body);
+    strcpy(body, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],");
+    for (int i = 0; schemas[i]; i++) {
+        char *at = body + strlen(body);
+        size_t room = (size_t)(body + (1 << 16) - at);
+        if (tools)
+            snprintf(at, room, "%s{\"type\":\"function\",\"function\":{\"name\":\"f%d\",\"parameters\":%s}}",
+                     i ? "," : "\"tools\":[", i, schemas[i]);
+        else
+            snprintf(at, room,
+                     "\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"s\",\"strict\":true,"
+                     "\"schema\":%s}}",
+                     schemas[i]);
+    }
+    strcat(body, tools ? "]}" : "}");
+    return body;
+}
+
+#define OBJECT(properties) "{\"type\":\"object\",\"additionalProperties\":false,\"properties\":{" properties "}"
+#define OR_NULL(schema) "{\"anyOf\":[" schema ",{\"type\":\"null\"}]}"
+#define REF(to) "{\"$ref\":\"" to "\"}"
+#define NEXT(to) "\"v\":{\"type\":\"integer\"},\"next\":" OR_NULL(REF(to))
+#define BOTH "\"required\":[\"v\",\"next\"]"
+#define ITEM(type) OBJECT("\"item\":" REF("#/$defs/Item")) ",\"required\":[\"item\"],\"$defs\":{\"Item\":" \
+    OBJECT("\"k\":{\"type\":\"" type "\"}") ",\"required\":[\"k\"]}}}"
+
+/* References to the root, in answers and arguments; and names that two tools give to different things. */
+static void test_refs(void **unused)
+{
+    (void)unused;
+    static const struct {
+        const char *schema;
+        struct {
+            bool ok;
+            const char *text;
+        } texts[4];
+    } cases[] = {
+        {OBJECT(NEXT("#")) "," BOTH "}",
+         {{true, "{\"v\":1,\"next\":{\"v\":2,\"next\":{\"v\":3,\"next\":null}}}"},
+          {false, "{\"v\":1,\"next\":{\"v\":2,\"next\":{\"v\":\"3\",\"next\":null}}}"},
+          {false, "{\"v\":1,\"next\":{}}"}}},
+        {OBJECT(NEXT("")) "," BOTH "}",
+         {{true, "{\"v\":1,\"next\":{\"v\":2,\"next\":null}}"},
+          {false, "{\"v\":1,\"next\":{\"v\":true,\"next\":null}}"}}},
+        {OBJECT("\"a\":" OBJECT("\"b\":{\"type\":\"null\"}") "},\"c\":" REF("#/properties/a")) "}",
+         {{true, "{\"a\":{\"b\":null},\"c\":{\"b\":null}}"}, {false, "{\"c\":{\"b\":1}}"}}},
+        /* the name is another's */
+        {OBJECT("\"r\":" REF("#/$defs/root") ",\"next\":" REF("#"))
+         ",\"$defs\":{\"root\":{\"type\":\"boolean\"}}}",
+         {{true, "{\"next\":{\"r\":true}}"}, {false, "{\"r\":{}}"}, {false, "{\"next\":true}"}}},
+        /* through a definition, that itself leads to the root, which is a reference */
+        {"{\"$ref\":\"#/$defs/a\",\"$defs\":{\"a\":" OBJECT("\"x\":" REF("#")) "}}}",
+         {{true, "{\"x\":{\"x\":{}}}"}, {false, "{\"x\":1}"}, {false, "{\"y\":{}}"}}},
+        /* values, and names of properties */
+        {OBJECT("\"$ref\":{\"type\":\"null\",\"default\":" REF("#") "},\"c\":{\"const\":" REF("#")
+                "},\"e\":{\"enum\":[" REF("#") ",1],\"examples\":[" REF("#/nowhere") "]},\"z\":" REF("#")) "}",
+         {{true, "{\"$ref\":null,\"c\":{\"$ref\":\"#\"},\"e\":{\"$ref\":\"#\"},\"z\":{\"e\":1}}"},
+          {false, "{\"c\":{\"$ref\":\"#/$defs/root\"}}"}, {false, "{\"e\":{}}"}}},
+    };
+    struct llama_model *m = make_model(tool_template, false);
+    chat_template *t = open_way(&chat_way_common, m, NULL);
+    for (size_t i = 0; i < 2 * sizeof cases / sizeof cases[0]; i++) {
+        const bool tools = i % 2;
+        char *body = with_schemas(tools, (const char *const[]){cases[i / 2].schema, NULL});
+        chat_plan *p = make_plan(t, true, body);
+        for (size_t j = 0; cases[i / 2].texts[j].text; j++) {
+            const char *text = cases[i / 2].texts[j].text;
+            char call[512];
+            snprintf(call, sizeof call, "<tool_call>\n{\"name\": \"f0\", \"arguments\": %s}\n</tool_call>", text);
+            if (grammar_takes(m, p, tools ? call : text, NULL) != cases[i / 2].texts[j].ok)
+                fail_msg("%s: %s", body, text);
+        }
+        chat_plan_free(p);
+        free(body);
+    }
+
+    /* Each tool keeps what it means by a name: definitions, the root, and a pointer that is spelled alike. */
+    static const char *const several[] = {ITEM("integer"), ITEM("null"), OBJECT(NEXT("#")) "," BOTH "}",
+                                          OBJECT("\"next\":" REF("#")) "}",
+                                          OBJECT("\"x\":" REF("#/$defs/a_b") ",\"y\":" REF("#/$defs/a:b"))
+                                          ",\"$defs\":{\"a_b\":" OBJECT("\"p\":{\"type\":\"null\"}") "},\"a:b\":"
+                                          OBJECT("\"q\":{\"type\":\"null\"}") "}}}",
+                                          ITEM("integer"), NULL};
+    static const struct {
+        bool ok;
+        int tool;
+        const char *arguments;
+    } calls[] = {{true, 0, "{\"item\":{\"k\":1}}"},      {false, 0, "{\"item\":{\"k\":null}}"},
+                 {true, 1, "{\"item\":{\"k\":null}}"},   {false, 1, "{\"item\":{\"k\":1}}"},
+                 {true, 5, "{\"item\":{\"k\":1}}"},      {false, 5, "{\"item\":{\"k\":null}}"},
+                 {true, 2, "{\"v\":1,\"next\":{\"v\":2,\"next\":null}}"},
+                 {false, 2, "{\"v\":1,\"next\":{}}"},     {true, 3, "{\"next\":{\"next\":{}}}"},
+                 {false, 3, "{\"next\":{\"v\":2,\"next\":null}}"},
+                 {true, 4, "{\"x\":{\"p\":null},\"y\":{\"q\":null}}"}, {false, 4, "{\"x\":{\"q\":null}}"},
+                 {false, 4, "{\"y\":{\"p\":null}}"}};
+    char *body = with_schemas(true, several);
+    chat_plan *p = make_plan(t, true, body);
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+        char call[512];
+        snprintf(call, sizeof call, "<tool_call>\n{\"name\": \"f%d\", \"arguments\": %s}\n</tool_call>", calls[i].tool,
+                 calls[i].arguments);
+        if (grammar_takes(m, p, call, NULL) != calls[i].ok) fail_msg("%s", call);
+    }
+    chat_plan_free(p);
+    free(body);
+
+    /* What has no end, or takes llama.cpp too long to follow. */
+    static const struct {
+        const char *schema, *part;
+    } bad[] = {
+        {REF("#"), "but itself"},
+        {"{\"allOf\":[" REF("#/$defs/a") "],\"$defs\":{\"a\":" REF("#/$defs/b") ",\"b\":" REF("#/$defs/a") "}}",
+         "but itself"},
+        {"{\"anyOf\":[" REF("#/enum/0") "],\"enum\":[" REF("#/enum/00") "]}", "but itself"},
+        {OBJECT("\"a\":" REF("#/$defs/x")) "}", "cannot resolve"},
+        {OBJECT("\"a\":" REF("http://localhost/a")) "}", "unsupported"},
+        {OBJECT("\"a\":" REF("#")) ",\"$defs\":3}", "isn't an object"},
+        {"{\"type\":[\"array\",\"array\"],\"items\":{}}", "named twice"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        for (int tools = 0; tools < 2; tools++) {
+            body = with_schemas(tools, (const char *const[]){bad[i].schema, NULL});
+            char *lenient = strstr(body, "\"strict\":true"); /* which has complaints of its own */
+            if (lenient) memcpy(lenient, "\"strict\":null", 13);
+            refuse_plan(t, true, body, bad[i].part);
+            free(body);
+        }
+    }
+    for (int kind = 0; kind < 3; kind++) {
+        static const char *const parts[] = {"too deep", "ways through", "too much"};
+        json_t *schema = json_pack("{s:{s:{s:s}}}", "properties", "x", "$ref", "#/$defs/a0"), *defs = json_object();
+        for (int i = 0; i < (kind ? 30 : 3000); i++) {
+            char name[16], next[32];
+            snprintf(name, sizeof name, "a%d", i);
+            snprintf(next, sizeof next, "#/$defs/a%d", i + 1);
+            json_t *definition =
+                kind == 0   ? json_pack("{s:s}", "$ref", next)
+                : kind == 1 ? json_pack("{s:[{s:s},{s:s}]}", "anyOf", "$ref", next, "$ref", next)
+                            : json_pack("{s:[s,s],s:[{s:s}]}", "type", "object", "string", "allOf", "$ref", next);
+            json_object_set_new(defs, name, definition);
+        }
+        if (kind == 2) { /* one inside the other, in the place of references */
+            json_t *inner = json_object();
+            for (int i = 0; i < 25; i++)
+                inner = json_pack("{s:[s,s],s:[o]}", "type", "object", "string", "allOf", inner);
+            json_object_set_new(defs, "a0", inner);
+        }
+        json_object_set_new(schema, "$defs", defs);
+        char *text = json_dumps(schema, 0);
+        body = calloc(1, strlen(text) + 200);
+        sprintf(body, "{\"prompt\":\"a\",\"response_format\":{\"type\":\"json_object\",\"schema\":%s}}", text);
+        refuse_plan(t, false, body, parts[kind]);
+        free(body);
+        free(text);
+        json_decref(schema);
+    }
+    chat_template_close(t);
+    llama_model_free(m);
+}
+
 static void test_schema(void **unused)
 {
     (void)unused;
@@ -899,6 +1063,7 @@ int main(void)
 #if IMPRESS_HAVE_LLAMA_COMMON
         cmocka_unit_test(test_arguments_stay_as_they_are),
         cmocka_unit_test(test_schema),
+        cmocka_unit_test(test_refs),
         cmocka_unit_test(test_many_properties),
         cmocka_unit_test(test_odd_schemas),
         cmocka_unit_test(test_template_without_tools),
