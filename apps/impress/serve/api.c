@@ -244,9 +244,9 @@ static oai_logprob *make_array(answer *w, const job_logprob *l, size_t *n)
 static int add_news(answer *w, const oai_piece **pieces, size_t *n)
 {
     const oai_buffer *text = &w->news.text;
-    bool end = w->news.end != JOB_RUNNING;
+    chat_end end = w->news.end == JOB_RUNNING ? CHAT_GOES_ON : w->news.cut ? CHAT_CUT : CHAT_ENDED;
     if (chat_answer_add(w->parser, text->data ? text->data : "", text->n, end, pieces, n) < 0) return -1;
-    if (!end && chat_answer_enough(w->parser)) {
+    if (end == CHAT_GOES_ON && chat_answer_enough(w->parser)) {
         atomic_store(&w->j->enough, true);
         engine_wake(w->a->engine);
     }

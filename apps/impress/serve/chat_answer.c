@@ -192,23 +192,25 @@ static bool take(chat_answer *a, oai_buffer *to, const char *bytes, size_t n, bo
 }
 
 /* Parse what is there, and tell what is new. */
-static bool parse(chat_answer *a, bool end)
+static bool parse(chat_answer *a, chat_end end)
 {
     const chat_way *way = a->p->way;
     const void *parser = a->p->r.parser;
     const char *text = a->text.n ? a->text.data : "";
     chat_parsed m = {0};
     int rc = way->parse(parser, text, !end, &m);
-    if (rc != 0 && end) {
-        /* Cut by a limit, say: what there is of it. */
+    const bool fits = rc == 0; /* as a whole, or the beginning of one */
+    if (!fits && end) {
+        /* What there is of it. */
         chat_parsed_free(&m);
         rc = way->parse(parser, text, true, &m);
     }
     bool ok = true;
     if (rc == 0) {
         ok = tell_parsed(a, &m, end);
-        /* Nothing at all came of a text: then it is told as it is. */
-        if (ok && end && a->content.n == 0 && a->reasoning.n == 0 && a->n_calls == 0) rc = -1;
+        /* Nothing at all came of a text, and it wasn't cut on the way to something: then it is told as it is. */
+        bool nothing = a->content.n == 0 && a->reasoning.n == 0 && a->n_calls == 0;
+        if (ok && end && nothing && (end == CHAT_ENDED || !fits)) rc = -1;
     }
     if (ok && rc != 0 && end && a->n_calls == 0 && a->reasoning.n == 0)
         ok = tell(a, &a->content, OAI_PIECE_TEXT, 0, false, text, a->text.n);
@@ -243,7 +245,8 @@ static int hand_out(chat_answer *a, const oai_piece **pieces, size_t *n_pieces)
     return 0;
 }
 
-int chat_answer_add(chat_answer *a, const char *bytes, size_t n, bool end, const oai_piece **pieces, size_t *n_pieces)
+int chat_answer_add(chat_answer *a, const char *bytes, size_t n, chat_end end, const oai_piece **pieces,
+                    size_t *n_pieces)
 {
     *pieces = NULL;
     *n_pieces = 0;

@@ -72,11 +72,19 @@ typedef struct chat_answer chat_answer;
 /* NULL: no memory. `p` must stay. */
 chat_answer *chat_answer_new(const chat_plan *p);
 void chat_answer_free(chat_answer *a); /* NULL is allowed */
-/* Add bytes of the answer (cut anywhere; without stop strings and what follows them). `end`: nothing more will come, n
- * may be 0. *pieces are what is new since the last call, whole characters only; valid until the next call. An answer
- * that doesn't keep to the template's form is given as text. NUL bytes become U+FFFD. Returns 0, or -1: no memory. */
-int chat_answer_add(chat_answer *a, const char *bytes, size_t n, bool end, const oai_piece **pieces, size_t *n_pieces);
-/* The whole so far, for replies that aren't streamed: call it after chat_answer_add(..., end = true, ...). */
+typedef enum chat_end {
+    CHAT_GOES_ON,
+    CHAT_ENDED, /* by the model */
+    CHAT_CUT,   /* by a limit or a stop string */
+} chat_end;
+/* Add bytes of the answer (cut anywhere; without stop strings and what follows them). With one of the ends nothing more
+ * will come, and n may be 0. *pieces are what is new since the last call, whole characters only; valid until the next
+ * call. An answer that doesn't keep to the template's form is given as text; of one that was cut what may have become a
+ * call or reasoning is left out, as far as it isn't told as such. NUL bytes become U+FFFD. Returns 0, or -1: no
+ * memory. */
+int chat_answer_add(chat_answer *a, const char *bytes, size_t n, chat_end end, const oai_piece **pieces,
+                    size_t *n_pieces);
+/* The whole so far, for replies that aren't streamed: call it after chat_answer_add() with one of the ends. */
 int chat_answer_whole(chat_answer *a, const oai_piece **pieces, size_t *n_pieces);
 /* The answer is to call tools: there are calls, and the last one is whole. The finish reason is OAI_TOOL_CALLS then. */
 bool chat_answer_calls(const chat_answer *a);

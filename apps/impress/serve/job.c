@@ -92,6 +92,7 @@ bool job_take(job *j, int wait_ms, job_news *news)
     news->text = j->text;
     news->logprobs = j->first;
     news->end = j->end;
+    news->cut = j->cut;
     j->text = (oai_buffer){0};
     j->first = j->last = NULL;
     pthread_mutex_unlock(&j->lock);
@@ -122,6 +123,7 @@ static void end_locked(job *j, job_end end)
 {
     if (j->end != JOB_RUNNING) return;
     j->end = end;
+    j->cut = end == JOB_LENGTH || j->gate.stopped;
     j->result.generated_tokens = j->n_generated;
     j->result.total_ns = app_now_ns() - j->asked_ns;
     pthread_cond_signal(&j->news);

@@ -80,6 +80,7 @@ typedef struct job {
     job_logprob *first, *last;
     bool started;
     job_end end;
+    bool cut;
     oai_error error; /* with JOB_FAILED */
     job_result result; /* whole once the first token came, but for generated_tokens and total_ns */
 } job;
@@ -95,6 +96,7 @@ typedef struct job_news {
     oai_buffer text;        /* new text; the taker frees it */
     job_logprob *logprobs;  /* and the tokens it came from: free each */
     job_end end;
+    bool cut;               /* with an end: by a limit or a stop string, not by the model */
 } job_news;
 
 /* Wait up to `wait_ms` until something is there, and take it. Returns false if nothing came. */

@@ -197,9 +197,10 @@ static inline bool grammar_takes(const struct llama_model *m, const chat_plan *p
     return ok;
 }
 
-/* Parse an answer, given in pieces of `step` bytes. Writes what was told, e.g. `text|R:reasoning|C0:name(arguments)`,
- * into one static buffer; checks that the parts are what chat_answer_whole() says. */
-static inline const char *parse_answer(const chat_plan *p, const char *text, size_t step)
+/* Parse an answer that ended so, given in pieces of `step` bytes. Writes what was told, e.g.
+ * `text|R:reasoning|C0:name(arguments)`, into one static buffer; checks that the parts are what chat_answer_whole()
+ * says. */
+static inline const char *parse_ended(const chat_plan *p, const char *text, size_t step, chat_end how)
 {
     static char out[1 << 16];
     static struct {
@@ -215,7 +216,8 @@ static inline const char *parse_answer(const chat_plan *p, const char *text, siz
     for (size_t at = 0;; at += step) {
         bool end = at >= n;
         size_t part = end ? 0 : n - at < step ? n - at : step;
-        assert_int_equal(chat_answer_add(a, end ? NULL : text + at, part, end, &pieces, &n_pieces), 0);
+        assert_int_equal(
+            chat_answer_add(a, end ? NULL : text + at, part, end ? how : CHAT_GOES_ON, &pieces, &n_pieces), 0);
         for (size_t i = 0; i < n_pieces; i++) {
             const oai_piece *q = &pieces[i];
             size_t k = q->kind == OAI_PIECE_TEXT ? 0 : q->kind == OAI_PIECE_REASONING ? 1 : 2 + q->index;
@@ -248,6 +250,11 @@ static inline const char *parse_answer(const chat_plan *p, const char *text, siz
     }
     chat_answer_free(a);
     return out;
+}
+
+static inline const char *parse_answer(const chat_plan *p, const char *text, size_t step)
+{
+    return parse_ended(p, text, step, CHAT_ENDED);
 }
 
 #endif

@@ -351,19 +351,19 @@ static void test_text_answers(void **unused)
         chat_answer *a = chat_answer_new(p);
         const oai_piece *pieces;
         size_t n;
-        assert_int_equal(chat_answer_add(a, "a\xe2\x82", 3, false, &pieces, &n), 0);
+        assert_int_equal(chat_answer_add(a, "a\xe2\x82", 3, CHAT_GOES_ON, &pieces, &n), 0);
         assert_int_equal(n, 1);
         assert_int_equal(pieces[0].n_bytes, 1);
-        assert_int_equal(chat_answer_add(a, NULL, 0, false, &pieces, &n), 0);
+        assert_int_equal(chat_answer_add(a, NULL, 0, CHAT_GOES_ON, &pieces, &n), 0);
         assert_int_equal(n, 0);
-        assert_int_equal(chat_answer_add(a, NULL, 0, true, &pieces, &n), 0);
+        assert_int_equal(chat_answer_add(a, NULL, 0, CHAT_ENDED, &pieces, &n), 0);
         assert_int_equal(n, 1);
         assert_int_equal(pieces[0].n_bytes, 2);
         assert_int_equal(chat_answer_whole(a, &pieces, &n), 0);
         assert_int_equal(pieces[0].n_bytes, 3);
         chat_answer_free(a);
         a = chat_answer_new(p);
-        assert_int_equal(chat_answer_add(a, "a\0b", 3, true, &pieces, &n), 0);
+        assert_int_equal(chat_answer_add(a, "a\0b", 3, CHAT_ENDED, &pieces, &n), 0);
         assert_int_equal(pieces[0].n_bytes, 5);
         assert_memory_equal(pieces[0].text,
                             "a\xef\xbf\xbd"
@@ -397,6 +397,7 @@ static void test_offsets(void **unused)
     job_news news;
     assert_true(job_take(j, 0, &news));
     assert_int_equal(news.end, JOB_LENGTH);
+    assert_true(news.cut);
     assert_int_equal(news.text.n, strlen("ab\xc3\xa9" "c<tool_call>d"));
     assert_memory_equal(news.text.data, "ab\xc3\xa9" "c<tool_call>d", news.text.n);
     const job_logprob *l = news.logprobs;
@@ -408,6 +409,20 @@ static void test_offsets(void **unused)
     job_news_free(&news);
     job_release(j);
     job_release(j);
+    /* the model's own end is no cut, and a stop string is one */
+    for (int stopped = 0; stopped < 2; stopped++) {
+        spec.plan = make_plan(t, false, stopped ? "{\"prompt\":\"x\",\"stop\":\"b\"}" : "{\"prompt\":\"x\"}");
+        j = job_new(vocab, &spec);
+        assert_non_null(j);
+        job_add_token(j, vocab, 'a', logits);
+        job_add_token(j, vocab, stopped ? 'b' : END, logits);
+        assert_true(job_take(j, 0, &news));
+        assert_int_equal(news.end, JOB_STOP);
+        assert_int_equal(news.cut, stopped);
+        job_news_free(&news);
+        job_release(j);
+        job_release(j);
+    }
     chat_template_close(t);
     llama_model_free(m);
 }
@@ -666,7 +681,7 @@ static void test_schema(void **unused)
             }
             assert_string_equal(parse_answer(p, cases[i].texts[0].text, 2), cases[i].texts[0].text);
             /* cut by max_tokens: what there is */
-            assert_string_equal(parse_answer(p, "[tr", 2), "[tr");
+            assert_string_equal(parse_ended(p, "[tr", 2, CHAT_CUT), "[tr");
             chat_plan_free(p);
         }
     }
@@ -983,13 +998,30 @@ static void test_tools(void **unused)
         snprintf(both, sizeof both, "I look.\n%s\n%s", call, call);
         const char *told = parse_answer(p, both, step);
         assert_string_equal(told, "I look.|C0:get_weather({\"city\": \"Oslo\"})|C1:get_weather({\"city\": \"Oslo\"})");
-        /* cut by a limit */
-        assert_string_equal(
-            parse_answer(p, "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Os", step),
-            "C0:get_weather({\"city\": \"Os)");
+        /* cut by a limit: of a call there is what can be told as one, and no other text */
+        static const char cut[] = "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Os";
+        told = parse_ended(p, cut, step, CHAT_CUT);
+        assert_string_equal(told, "C0:get_weather({\"city\": \"Os)");
+        assert_string_equal(parse_ended(p, "<tool_call>\n{\"name\": \"get_w", step, CHAT_CUT), "");
+        assert_string_equal(parse_ended(p, "a < b", step, CHAT_CUT), "a < b");
+        /* where the model ended there it is what it meant to say */
+        assert_string_equal(parse_answer(p, "<tool", step), "<tool");
         /* what doesn't keep to the form is text */
         told = parse_answer(p, "<tool_call>nonsense", step);
         assert_non_null(strstr(told, "nonsense"));
+        told = parse_ended(p, "<tool_call>nonsense", step, CHAT_CUT);
+        assert_non_null(strstr(told, "nonsense"));
+    }
+    static const char said[] = "I look.\n", named[] = "<tool_call>\n{\"name\": \"get_weather\"";
+    for (size_t n = 0; n <= strlen(call); n++) {
+        char part[512];
+        for (int says = 0; says < 2; says++) {
+            snprintf(part, sizeof part, "%s%.*s", says ? said : "", (int)n, call);
+            const char *told = parse_ended(p, part, 3, CHAT_CUT);
+            if (says && (strncmp(told, said, 7) != 0 || strchr(told, '<'))) fail_msg("%s: %s", part, told);
+            bool calls = strstr(told, "C0:get_weather({") != NULL;
+            if (calls != (n >= strlen(named)) || (!says && !calls && *told)) fail_msg("%s: %s", part, told);
+        }
     }
     chat_plan_free(p);
     /* not to be called: not told of */
