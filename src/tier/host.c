@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "cache/cache.h"
 #include "tier/device.h"
+#include "tier/heap.h"
 
 /* A chunk that comes in displaces at most so many; chunks differ in size by region and layer only, so a few do. */
 #define MAX_MOVED 256
@@ -39,6 +40,8 @@ struct imp_host_entry {
 struct imp_host {
     pthread_mutex_t mutex;
     const imp_device *device;
+    void *on_device;          /* the device's memory */
+    imp_heap *heap;           /* entries, the host tier's with their bytes */
     imp_policy *policy;       /* guarded by mutex, like all below */
     imp_host_entry **buckets; /* [n_buckets], a power of two */
     size_t n_buckets, n_entries;
@@ -68,8 +71,8 @@ static imp_level level_of(const imp_host_entry *e) { return e->on_device ? IMP_L
 static void entry_free(const imp_host *h, imp_host_entry *e)
 {
     if (!e) return;
-    if (e->on_device) h->device->free(e->bytes);
-    imp_free(e);
+    if (e->on_device) h->device->free(h->on_device, e->bytes);
+    imp_heap_give(h->heap, e);
 }
 
 static void free_all(const imp_host *h, imp_host_entry *list)
@@ -85,12 +88,12 @@ static imp_host_entry *entry_new(const imp_host *h, imp_level level, const imp_h
                                  size_t n_bytes)
 {
     bool on_device = level == IMP_LEVEL_DEVICE;
-    imp_host_entry *e = imp_aligned(64, on_device ? sizeof *e : ENTRY_BYTES + n_bytes);
+    imp_host_entry *e = imp_heap_take(h->heap, on_device ? sizeof *e : ENTRY_BYTES + n_bytes);
     if (!e) return NULL;
     *e = (imp_host_entry){.key = *key, .hash = hash, .n_bytes = n_bytes, .on_device = on_device};
-    e->bytes = on_device ? h->device->alloc(n_bytes) : (char *)e + ENTRY_BYTES;
+    e->bytes = on_device ? h->device->alloc(h->on_device, n_bytes) : (char *)e + ENTRY_BYTES;
     if (e->bytes) return e;
-    imp_free(e);
+    imp_heap_give(h->heap, e);
     return NULL;
 }
 
@@ -113,9 +116,13 @@ int imp_host_new(imp_cache kind, uint64_t host_budget, uint64_t device_budget, i
     h->device = &imp_device_memory;
     h->n_buckets = 256;
     h->buckets = imp_calloc(h->n_buckets, sizeof(imp_host_entry *));
-    int rc = h->buckets ? imp_policy_new(kind, device_budget, host_budget, &h->policy)
-                        : imp_fail(IMP_E_NOMEM, "tiers: no memory");
+    h->heap = imp_heap_new(host_budget);
+    h->on_device = h->device->open(device_budget);
+    int rc = h->buckets && h->heap && h->on_device ? imp_policy_new(kind, device_budget, host_budget, &h->policy)
+                                                   : imp_fail(IMP_E_NOMEM, "tiers: no memory");
     if (rc < 0) {
+        h->device->close(h->on_device);
+        imp_heap_free(h->heap);
         imp_free(h->buckets);
         imp_free(h);
         return rc;
@@ -130,6 +137,8 @@ void imp_host_free(imp_host *h)
     if (!h) return;
     for (size_t i = 0; i < h->n_buckets; i++) free_all(h, h->buckets[i]);
     imp_policy_free(h->policy);
+    h->device->close(h->on_device);
+    imp_heap_free(h->heap);
     imp_free(h->buckets);
     pthread_mutex_destroy(&h->mutex);
     imp_free(h);

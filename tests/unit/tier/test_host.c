@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -361,6 +362,67 @@ static void test_threads(void **state)
     }
 }
 
+/* Bytes that the process has allocated and touched. */
+static uint64_t resident(void)
+{
+    char line[256];
+    unsigned long long kib = 0;
+    FILE *f = fopen("/proc/self/status", "r");
+    while (f && fgets(line, sizeof line, f) && sscanf(line, "RssAnon: %llu", &kib) != 1) continue;
+    if (f) fclose(f);
+    return (uint64_t)kib << 10;
+}
+
+enum { FULL_BUDGET = 32 << 20, FULL_CHUNK = 12288 };
+
+typedef struct turns {
+    imp_host *tiers[2]; /* the host tier, and the device's */
+    uint64_t segment;
+    int left;
+} turns;
+
+/* One and a half times what there is room for, all of it new. Then it's another thread's turn, while this one lives. */
+static void *fill(void *user)
+{
+    static const unsigned char bytes[FULL_CHUNK];
+    turns *t = user;
+    for (size_t n = 0; n < FULL_BUDGET + FULL_BUDGET / 2; t->segment++) {
+        for (uint32_t i = 0; i < 100; i++, n += FULL_CHUNK) {
+            imp_host_key key = {.segment = t->segment, .chunk = i};
+            for (int tier = 0; tier < 2; tier++) {
+                imp_host_use(t->tiers[tier], &key, 1);
+                imp_host_put(t->tiers[tier], &key, bytes, sizeof bytes);
+            }
+        }
+    }
+    pthread_t next;
+    if (--t->left > 0) {
+        assert_int_equal(pthread_create(&next, NULL, fill, t), 0);
+        pthread_join(next, NULL);
+    }
+    return NULL;
+}
+
+/* A tier whose chunks come from one thread, then from another, and so on, takes no more memory than from one. */
+static void test_memory_of_threads_in_turns(void **state)
+{
+    (void)state;
+#if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
+    skip(); /* whose own memory is among the process's */
+#endif
+    if (imp_test_rounds(100) < 100) skip(); /* valgrind's, too */
+    turns t = {.left = 4};
+    uint64_t before = resident();
+    assert_int_equal(imp_host_new(IMP_CACHE_LRU, FULL_BUDGET, 0, &t.tiers[0]), 0);
+    assert_int_equal(imp_host_new(IMP_CACHE_LRU, 0, FULL_BUDGET, &t.tiers[1]), 0);
+    (void)fill(&t);
+    uint64_t used = imp_host_used_bytes(t.tiers[0]) + imp_host_device_bytes(t.tiers[1]), all = resident() - before;
+    assert_true(used > FULL_BUDGET / 10 * 19 && used <= 2 * FULL_BUDGET);
+    if (all < used / 10 * 9 || all > 2 * FULL_BUDGET / 10 * 11 + (4 << 20))
+        fail_msg("%d KiB for %d", (int)(all >> 10), (int)(used >> 10));
+    for (int tier = 0; tier < 2; tier++) imp_host_free(t.tiers[tier]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -371,6 +433,7 @@ int main(void)
         cmocka_unit_test(test_lru_and_limits),
         cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_memory_of_threads_in_turns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
