@@ -405,11 +405,13 @@ def main():
         for what in r["first_errors"] + [json.dumps(w) for w in r["first_wrong"]]:
             print("%s: %s" % (r["server"], what), file=sys.stderr)
     bad = any(r["errors"] or r["answers_wrong"] for r in results)
+    if o.p50_at_least or o.p99_at_least:
+        print() # a paragraph of its own below the table
     for name, least in (("p50", o.p50_at_least), ("p99", o.p99_at_least)):
         key = "ttft_%s_s" % name
         for r in results[1:] if least else []:
             ratio = r[key] / results[0][key] if r[key] and results[0][key] else 0
-            print("TTFT %s: %s takes %.2f times what %s does" % (name, r["server"], ratio, results[0]["server"]))
+            print("TTFT %s: %s takes %.2f times what %s does." % (name, r["server"], ratio, results[0]["server"]))
             bad = bad or ratio < least
     sys.exit(1 if bad else 0)
 
