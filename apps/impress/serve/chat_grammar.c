@@ -221,6 +221,8 @@ void chat_grammar_apply(chat_grammar *g, llama_token_data_array *candidates)
     }
 }
 
+bool chat_grammar_failed(const chat_grammar *g) { return g->matcher && matcher_failed(g->matcher); }
+
 /* Where the first of some texts begins in the tail, in what is new; SIZE_MAX: nowhere. Its length goes to *n. */
 static size_t find(const chat_grammar *g, char *const *texts, size_t n_texts, size_t *n)
 {

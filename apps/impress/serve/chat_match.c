@@ -4,7 +4,11 @@
  * places to go on at, each with a call of its own. A rule that is called from several places at the same character gets
  * one call with several places. A rule that is called last leaves none: it goes on with the call of its caller, so that
  * what repeats itself at its end doesn't grow. Calls are made while a character is taken in and don't change later, so
- * to take a character back is to forget the calls that it made. */
+ * to take a character back is to forget the calls that it made.
+ *
+ * Two calls that go on at the same places are one: behind each token they are put together, or what repeats itself
+ * inside of what repeats itself would have one for each character at which it may have begun again. What still grows
+ * then, as the text does, is paid for: see EARNED. */
 #include "chat_match.h"
 
 #include <math.h>
@@ -13,11 +17,15 @@
 #include <string.h>
 
 enum {
-    MASK_WORDS = 16,          /* 64 items each; beyond these nothing is used again */
-    MAX_TOKEN_WORK = 1 << 24, /* items looked at for one token, and ... */
-    MAX_WORK = 100000000,     /* ... for all: what would take more isn't allowed. Some tenths of a second */
-    STEP_WORK = 8,            /* of a place that is looked at for what can be reached from it */
-    MANY_CALLS = 1 << 16,     /* then those are left out that nothing leads to */
+    MASK_WORDS = 16,        /* 64 items each; beyond these nothing is used again */
+    STEP_WORK = 8,          /* of a place that is looked at for what can be reached from it; an item has 1 */
+    /* Each token earns so much work for each byte by which the texts of the vocabulary differ, and so many tokens'
+     * earnings are kept. Large schemas and usual grammars need 5 in the mean, and 13 for the dearest token. */
+    EARNED = 100,
+    KEPT = 4,
+    LEAST_BYTES = 100000,   /* as many as a vocabulary of 50000 tokens has: with a smaller one it isn't less */
+    FEW_ITEMS = 8,          /* up to here calls aren't put together, unless there are ... */
+    MANY_CALLS = 1 << 10,   /* ... so many, or twice what was left of them */
 };
 
 #define NONE UINT32_MAX
@@ -31,6 +39,7 @@ struct match_words {
     uint32_t *order;  /* [n_order]: those with a text, sorted by it */
     uint32_t *shared; /* [n_order]: bytes that one has in common with the one before it */
     size_t n_order, longest;
+    size_t earned; /* work, by each token */
 };
 
 typedef struct item {
@@ -76,8 +85,8 @@ struct matcher {
     size_t first_call; /* that this step made */
     bool end;          /* the root's rule came to its end in this step */
     uint64_t serial;
-    size_t work, many; /* work that may still be done; calls from which on they are looked through */
-    bool failed;       /* no memory, or too much work */
+    size_t work, many; /* work that may still be done; calls from which on they are put together */
+    bool failed;       /* no memory, or too much work: for good */
     bool *allowed;     /* by token */
 };
 
@@ -131,12 +140,15 @@ static bool sort_texts(match_words *w)
         if (n > 0) words[w->n_order++] = (word){w->text + w->at[i], n, (uint32_t)i};
     }
     qsort(words, w->n_order, sizeof *words, by_text);
+    size_t bytes = 0;
     for (size_t i = 0; i < w->n_order; i++) {
         uint32_t n = 0;
         while (i > 0 && n < words[i].n && n < words[i - 1].n && words[i].text[n] == words[i - 1].text[n]) n++;
         w->order[i] = words[i].token;
         w->shared[i] = n;
+        bytes += words[i].n - n;
     }
+    w->earned = EARNED * (bytes > LEAST_BYTES ? bytes : LEAST_BYTES);
     free(words);
     return true;
 }
@@ -204,8 +216,8 @@ static bool grow_seen(matcher *m)
     uint64_t *now = m->seen_now;
     m->seen = calloc(room, sizeof *m->seen);
     m->seen_now = calloc(room, sizeof *m->seen_now);
-    m->failed = !m->seen || !m->seen_now;
-    if (m->failed) {
+    if (!m->seen || !m->seen_now) {
+        m->failed = true;
         free(m->seen);
         free(m->seen_now);
         m->seen = items;
@@ -457,16 +469,10 @@ static const char *text_of(const matcher *m, llama_token token, size_t *n)
     return m->w->text + m->w->at[token];
 }
 
-static void begin(matcher *m, size_t work)
-{
-    m->failed = false;
-    m->work = work;
-}
-
 bool matcher_allows(matcher *m, llama_token token)
 {
     const level *now = &m->levels[0];
-    if (!is_known(m, token)) return false;
+    if (!is_known(m, token) || m->failed) return false;
     if (m->w->ends[token]) return now->end;
     size_t n;
     const char *text = text_of(m, token, &n);
@@ -474,7 +480,6 @@ bool matcher_allows(matcher *m, llama_token token)
     for (size_t i = now->from; i < now->to; i++) {
         if (meets_token(m->g->elements[m->items[i].at], token)) return true;
     }
-    begin(m, MAX_TOKEN_WORK);
     return take_text(m, text, n);
 }
 
@@ -485,7 +490,6 @@ static void find_allowed(matcher *m)
     size_t alive = 0;   /* bytes that were taken; levels[alive] is the last one */
     bool dead = false;  /* the byte behind them wasn't */
     memset(m->allowed, 0, w->n * sizeof *m->allowed);
-    begin(m, MAX_WORK);
     for (size_t i = 0; i < w->n_order && !m->failed; i++) {
         size_t n;
         const char *text = text_of(m, (llama_token)w->order[i], &n);
@@ -512,63 +516,141 @@ void matcher_apply(matcher *m, llama_token_data_array *candidates)
     for (size_t i = 0; i < candidates->size; i++) {
         llama_token token = candidates->data[i].id;
         bool known = is_known(m, token), ends = known && m->w->ends[token];
-        if (!known || (ends ? !now->end : !m->allowed[token] || m->w->at[token + 1] == m->w->at[token]))
+        if (m->failed || !known || (ends ? !now->end : !m->allowed[token] || m->w->at[token + 1] == m->w->at[token]))
             candidates->data[i].logit = -INFINITY;
     }
 }
 
-/* Leave out the calls that no item leads to. Where there is no memory they stay. */
-static void tidy(matcher *m)
+/* ---- calls put together ---- */
+
+/* What put_together() works with. */
+typedef struct union_of_calls {
+    matcher *m;
+    uint32_t *number; /* [n_calls]: what a call becomes, and 1; 0: not yet known */
+    uint32_t *path;   /* [n_calls]: calls of which the first places are known ... */
+    uint32_t *next;   /* ... from this place of each on, they aren't */
+    place *kept;      /* [n_kept]: of the calls that are left; of each one behind the other, in order */
+    uint32_t *first;  /* [n_left + 1] in `kept` */
+    uint32_t *table;  /* [room]: a left call and 1, by its places */
+    size_t n_kept, n_left, room;
+} union_of_calls;
+
+static int by_place(const void *a, const void *b)
 {
-    uint32_t *number = calloc(m->n_calls, sizeof *number), *path = malloc(m->n_calls * sizeof *path);
-    place *kept = malloc((m->n_places + 1) * sizeof *kept);
-    if (!number || !path || !kept) goto out;
-    size_t n_path = 0, n_calls = 0, n_places = 0;
-    number[0] = 1;
+    const place *x = a, *y = b;
+    if (x->at != y->at) return x->at < y->at ? -1 : 1;
+    return x->call < y->call ? -1 : x->call > y->call;
+}
+
+static int by_item(const void *a, const void *b)
+{
+    const item *x = a, *y = b;
+    if (x->at != y->at) return x->at < y->at ? -1 : 1;
+    return x->call < y->call ? -1 : x->call > y->call;
+}
+
+/* All calls that its places lead to are known: number it, as one that is there already if that goes on alike. */
+static void leave_call(union_of_calls *u, uint32_t call)
+{
+    const matcher *m = u->m;
+    place *own = u->kept + u->n_kept;
+    size_t n = 0, n_own = 0;
+    for (uint32_t p = m->calls[call].places; p != NONE; p = m->places[p].next)
+        own[n++] = (place){m->places[p].at, u->number[m->places[p].call] - 1, NONE};
+    qsort(own, n, sizeof *own, by_place);
+    uint64_t hash = n;
+    for (size_t i = 0; i < n; i++) {
+        if (n_own > 0 && by_place(&own[n_own - 1], &own[i]) == 0) continue;
+        hash = (hash ^ ((uint64_t)own[i].at << 32 | own[i].call)) * 0x9e3779b97f4a7c15u;
+        hash ^= hash >> 32;
+        own[n_own++] = own[i];
+    }
+    size_t k = hash & (u->room - 1);
+    for (; u->table[k] != 0; k = (k + 1) & (u->room - 1)) {
+        const uint32_t other = u->table[k] - 1;
+        const size_t from = u->first[other];
+        if (u->first[other + 1] - from != n_own || memcmp(u->kept + from, own, n_own * sizeof *own) != 0) continue;
+        u->number[call] = other + 1;
+        return;
+    }
+    u->table[k] = (uint32_t)++u->n_left;
+    u->n_kept += n_own;
+    u->first[u->n_left] = (uint32_t)u->n_kept;
+    u->number[call] = (uint32_t)u->n_left;
+}
+
+/* A call, behind those that it leads to. No rule calls itself at the same character, as a left recursive one would, so
+ * none leads back to itself; false: one does. */
+static bool leave_calls(union_of_calls *u, uint32_t call)
+{
+    const matcher *m = u->m;
+    size_t n = 0;
+    if (u->number[call]) return true;
+    u->path[n] = call;
+    u->next[n++] = m->calls[call].places;
+    while (n > 0) {
+        uint32_t p = u->next[n - 1];
+        while (p != NONE && u->number[m->places[p].call]) p = m->places[p].next;
+        if (p == NONE) {
+            leave_call(u, u->path[--n]);
+        } else if (n == m->n_calls) {
+            return false;
+        } else {
+            u->next[n - 1] = p;
+            u->path[n] = m->places[p].call;
+            u->next[n++] = m->calls[m->places[p].call].places;
+        }
+    }
+    return true;
+}
+
+/* Calls that go on alike become one, and those that no item leads to none. Where there is no memory all stay. */
+static void put_together(matcher *m)
+{
+    union_of_calls u = {.m = m, .room = 16};
+    while (u.room < 2 * m->n_calls) u.room *= 2;
+    u.number = calloc(m->n_calls, sizeof *u.number);
+    u.path = malloc(m->n_calls * sizeof *u.path);
+    u.next = malloc(m->n_calls * sizeof *u.next);
+    u.kept = malloc((m->n_places + 1) * sizeof *u.kept);
+    u.first = calloc(m->n_calls + 1, sizeof *u.first);
+    u.table = calloc(u.room, sizeof *u.table);
+    if (!u.number || !u.path || !u.next || !u.kept || !u.first || !u.table) goto out;
+    bool ok = leave_calls(&u, 0); /* the root's stays the first one */
+    for (size_t i = 0; ok && i < m->n_items; i++) ok = leave_calls(&u, m->items[i].call);
+    if (!ok) goto out;
+    for (size_t i = 0; i < m->n_items; i++) m->items[i].call = u.number[m->items[i].call] - 1;
+    for (size_t i = 0; i < u.n_left; i++) {
+        m->calls[i] = (rule_call){u.first[i] < u.first[i + 1] ? u.first[i] : NONE, false};
+        for (uint32_t p = u.first[i]; p + 1 < u.first[i + 1]; p++) u.kept[p].next = p + 1;
+    }
+    memcpy(m->places, u.kept, u.n_kept * sizeof *u.kept);
+    m->n_calls = u.n_left;
+    m->n_places = u.n_kept;
+    size_t n = 0;
+    qsort(m->items, m->n_items, sizeof *m->items, by_item);
     for (size_t i = 0; i < m->n_items; i++) {
-        if (number[m->items[i].call]) continue;
-        number[m->items[i].call] = 1;
-        path[n_path++] = m->items[i].call;
+        if (n == 0 || by_item(&m->items[n - 1], &m->items[i]) != 0) m->items[n++] = m->items[i];
     }
-    while (n_path > 0) {
-        for (uint32_t p = m->calls[path[--n_path]].places; p != NONE; p = m->places[p].next) {
-            if (number[m->places[p].call]) continue;
-            number[m->places[p].call] = 1;
-            path[n_path++] = m->places[p].call;
-        }
-    }
-    for (size_t i = 0; i < m->n_calls; i++) {
-        if (number[i]) number[i] = (uint32_t)++n_calls;
-    }
-    for (size_t i = 0; i < m->n_calls; i++) {
-        if (!number[i]) continue;
-        rule_call c = {NONE, false};
-        for (uint32_t p = m->calls[i].places; p != NONE; p = m->places[p].next) {
-            kept[n_places] = (place){m->places[p].at, number[m->places[p].call] - 1, c.places};
-            c.places = (uint32_t)n_places++;
-        }
-        m->calls[number[i] - 1] = c;
-    }
-    for (size_t i = 0; i < m->n_items; i++) m->items[i].call = number[m->items[i].call] - 1;
-    memcpy(m->places, kept, n_places * sizeof *kept);
-    m->n_calls = n_calls;
-    m->n_places = n_places;
+    m->n_items = n;
 out:
     m->many = 2 * m->n_calls > MANY_CALLS ? 2 * m->n_calls : MANY_CALLS;
-    free(kept);
-    free(path);
-    free(number);
+    free(u.table);
+    free(u.first);
+    free(u.kept);
+    free(u.next);
+    free(u.path);
+    free(u.number);
 }
 
 bool matcher_accept_end(matcher *m, llama_token token, size_t skipped)
 {
     level *now = &m->levels[0];
-    if (!is_known(m, token)) return false;
+    if (!is_known(m, token) || m->failed) return false;
     if (m->w->ends[token]) return now->end;
     size_t n;
     const char *text = text_of(m, token, &n);
     if (n <= skipped) return false;
-    begin(m, MAX_TOKEN_WORK);
     text += skipped;
     n -= skipped;
     const bool by_text = take_text(m, text, n);
@@ -590,7 +672,8 @@ bool matcher_accept_end(matcher *m, llama_token token, size_t skipped)
     m->end |= end;
     m->n_items -= from;
     memmove(m->items, m->items + from, m->n_items * sizeof *m->items);
-    if (m->n_calls > m->many) tidy(m);
+    if (m->n_items > FEW_ITEMS || m->n_calls > m->many) put_together(m);
+    m->work = m->work + m->w->earned < KEPT * m->w->earned ? m->work + m->w->earned : KEPT * m->w->earned;
     m->deepest = 0;
     note(m, now, 0);
     now->left = left;
@@ -602,6 +685,8 @@ bool matcher_accept(matcher *m, llama_token token)
 {
     return matcher_accept_end(m, token, 0);
 }
+
+bool matcher_failed(const matcher *m) { return m->failed; }
 
 matcher *matcher_new(const gbnf *g, const match_words *w)
 {
@@ -620,7 +705,7 @@ matcher *matcher_new(const gbnf *g, const match_words *w)
     if (!m->levels || !m->called || !m->called_now || !m->seen || !m->seen_now || !m->allowed) goto fail;
     if (!grow(m, &m->calls, 0, &m->calls_room, sizeof *m->calls)) goto fail;
     m->calls[m->n_calls++] = (rule_call){NONE, false};
-    begin(m, MAX_WORK);
+    m->work = KEPT * w->earned;
     begin_step(m);
     look_at_rule(m, g->root, 0);
     if (!run_step(m)) goto fail;

@@ -3,9 +3,12 @@
  * llama.cpp's own keeps each way in which a text can be read as a stack. Two ways that differ only in what will follow
  * make it two stacks, and after n such characters 2^n: an ordinary schema that refers to itself in a union does so, and
  * all requests of a server wait for it. Here what is to follow is shared by all ways that came to the same rule at the
- * same character (a graph in the place of stacks), so that a character costs what the grammar's rules do, whatever was
- * read before. What tokens a text can go on with is found for all of the vocabulary at once, in the order of their
- * texts: what two have in common is read once. */
+ * same character, or from which it goes on alike (a graph in the place of stacks), so that a character costs what the
+ * grammar's rules do, whatever was read before. What tokens a text can go on with is found for all of the vocabulary at
+ * once, in the order of their texts: what two have in common is read once.
+ *
+ * There are grammars of which ever more has to be kept apart, and looked at for each character. They get so much work
+ * and no more: each token of the text adds to it. */
 #ifndef CHAT_MATCH_H
 #define CHAT_MATCH_H
 
@@ -29,9 +32,11 @@ void matcher_free(matcher *m); /* NULL is allowed */
 bool matcher_allows(matcher *m, llama_token token);
 /* Set the logits of all that may not to -INFINITY. */
 void matcher_apply(matcher *m, llama_token_data_array *candidates);
-/* Take a token in. False: it may not come, or there is no memory; nothing was taken in then. */
+/* Take a token in. False: it may not come, and wasn't taken in, or see matcher_failed(). */
 bool matcher_accept(matcher *m, llama_token token);
 /* The same of a token without the first bytes of its text. */
 bool matcher_accept_end(matcher *m, llama_token token, size_t skipped);
+/* There was too much work, or no memory: from then on matcher_apply() leaves none, and none is taken in. */
+bool matcher_failed(const matcher *m);
 
 #endif

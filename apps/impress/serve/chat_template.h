@@ -66,6 +66,8 @@ bool chat_grammar_allows(chat_grammar *g, llama_token token);
 void chat_grammar_apply(chat_grammar *g, llama_token_data_array *candidates);
 /* Take in the token that was chosen (each one, also EOG). False: it can't be; end the answer with an error. */
 bool chat_grammar_accept(chat_grammar *g, llama_token token);
+/* Whether that is because it is too much work to find out what may come: see chat_match.h. */
+bool chat_grammar_failed(const chat_grammar *g);
 
 /* The answer's text, parsed as it comes. Not thread-safe; one for each request. */
 typedef struct chat_answer chat_answer;

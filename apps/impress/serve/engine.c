@@ -517,7 +517,10 @@ static void take_output(engine *e, slot *s)
     }
     s->next = token_sampler_next(j->sampler, logits, e->scratch);
     if (s->next == LLAMA_TOKEN_NULL) {
-        fail_slot(e, s, 400, "grammar_failed", "the grammar or schema leaves no token that could come next");
+        fail_slot(e, s, 400, "grammar_failed",
+                  j->grammar && chat_grammar_failed(j->grammar)
+                      ? "the grammar can be read in too many ways to find out in time what may come next"
+                      : "the grammar or schema leaves no token that could come next");
         return;
     }
     job_add_token(j, e->vocab, s->next, logits);

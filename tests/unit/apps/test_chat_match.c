@@ -262,6 +262,69 @@ static void test_long_texts(void **unused)
     chat_gbnf_free(g);
 }
 
+/* What repeats itself inside of what repeats itself could have begun again at any character. */
+static void test_stars_in_stars(void **unused)
+{
+    (void)unused;
+    gbnf *g = read_grammar("root ::= ([a-z]* [a-y]* [a-x]* [a-w]* [a-v]* [a-u]* [a-t]* [a-s]* [a-r]* [a-q]*)* \"Z\" b\n"
+                           "b ::= (c c c | c c) \"Y\"\nc ::= \"(\" c \")\" c | [^()Y] c | \"\"");
+    matcher *x = matcher_new(g, w);
+    assert_non_null(x);
+    bool allowed[N];
+    for (int i = 0; i < 2000; i++) {
+        assert_int_equal(take(x, "a"), 1);
+        if (i % 20 == 0) ask(x, allowed);
+    }
+    assert_int_equal(take(x, "Z"), 1);
+    for (int i = 0; i < 1000; i++) assert_int_equal(take(x, i % 10 < 5 ? "(" : ")"), 1);
+    ask(x, allowed);
+    assert_true(allowed['('] && allowed['Y'] && allowed['a'] && !allowed[')'] && !allowed[END]);
+    for (int i = 0; i < 1000; i++) assert_int_equal(take(x, "("), 1);
+    ask(x, allowed);
+    assert_true(allowed['('] && allowed[')'] && !allowed['Y']);
+    for (int i = 0; i < 1000; i++) assert_int_equal(take(x, ")"), 1);
+    assert_int_equal(take(x, ")"), 0);
+    assert_int_equal(take(x, "Y"), 1);
+    assert_true(matcher_allows(x, END) && !matcher_failed(x));
+    matcher_free(x);
+    chat_gbnf_free(g);
+}
+
+/* Of ever more ways to read a text, all of which can become different ones. It ends, and says so. */
+static void test_too_much_work(void **unused)
+{
+    (void)unused;
+    char text[4096] = "root ::= s\ns ::= [^Z]", rule[64];
+    for (int i = 0; i < 20; i++) {
+        snprintf(rule, sizeof rule, " | [^Z] s t%d", i);
+        put(text, sizeof text, rule);
+    }
+    for (int i = 0; i < 20; i++) {
+        snprintf(rule, sizeof rule, "\nt%d ::= [^Z] | \"\"", i);
+        put(text, sizeof text, rule);
+    }
+    gbnf *g = read_grammar(text);
+    matcher *x = matcher_new(g, w);
+    assert_non_null(x);
+    llama_token_data data[N];
+    llama_token_data_array all = {.data = data, .size = N, .selected = -1};
+    size_t n = 0;
+    while (!matcher_failed(x)) {
+        for (llama_token k = 0; k < N; k++) data[k] = (llama_token_data){.id = k};
+        matcher_apply(x, &all);
+        if (!matcher_failed(x)) assert_true(data['a'].logit == 0 && data['Z'].logit < 0);
+        n += matcher_accept(x, 'a');
+        assert_true(n < 100000);
+    }
+    assert_true(n > 10);
+    for (llama_token k = 0; k < N; k++) data[k] = (llama_token_data){.id = k};
+    matcher_apply(x, &all);
+    for (llama_token k = 0; k < N; k++)
+        assert_true(data[k].logit < 0 && !matcher_allows(x, k) && !matcher_accept(x, k));
+    matcher_free(x);
+    chat_gbnf_free(g);
+}
+
 /* Tokens by their number or text, beside characters; also such whose text begins in the middle of one. */
 static void test_tokens(void **unused)
 {
@@ -350,6 +413,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_beside_llama), cmocka_unit_test(test_ambiguous_grammars),
         cmocka_unit_test(test_counts),       cmocka_unit_test(test_long_texts),
+        cmocka_unit_test(test_stars_in_stars), cmocka_unit_test(test_too_much_work),
         cmocka_unit_test(test_tokens),       cmocka_unit_test(test_parts_of_tokens),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
