@@ -87,11 +87,18 @@ static bool open_store(inspection *in, unsigned flags, int *code)
 }
 
 /* To look at it: opened as any program would, so that a lost catalogue is made again first, or for reading alone where
- * this user may not write. */
+ * this user may not write. Then it opens with a catalogue that can't be read, too, and would look empty. */
 static bool open_to_look(inspection *in, int *code)
 {
     bool writable = faccessat(AT_FDCWD, in->dir, W_OK, AT_EACCESS) == 0 || errno == ENOENT;
-    return open_store(in, writable ? 0 : IMP_STORE_READONLY, code);
+    if (!open_store(in, writable ? 0 : IMP_STORE_READONLY, code)) return false;
+    imp_fault faults[IMP_FAULTS_MAX];
+    int n = imp_store_faults(in->store, faults);
+    for (int i = 0; i < n && *code == 0; i++) {
+        if (strcmp(faults[i].what, "catalogue") == 0) *code = app_fail("%s", faults[i].line);
+    }
+    if (*code) imp_store_close(in->store);
+    return *code == 0;
 }
 
 /* Are all of `nodes` numbers of nodes? Asked before the first of them is touched. */

@@ -87,6 +87,18 @@ had=$(nodes)
 rm "$tmp"/store/catalogue.db*
 [ "$(nodes)" = "$had" ] || fail "a lost catalogue: $(nodes) of $had nodes came back"
 head -c 20000 /dev/urandom >"$tmp/store/catalogue.db"
+# Who may not write can't mend it, and isn't told that nothing is there.
+modest() { if [ "$(id -u)" -eq 0 ]; then setpriv --bounding-set=-dac_override,-dac_read_search "$@"; else "$@"; fi; }
+chmod a-w "$tmp/store"
+for command in ls stat; do
+    modest "$IMPRESS" $command "$tmp/store" >"$tmp/out" 2>"$tmp/err"
+    [ $? -eq 1 ] || fail "$command of a garbled catalogue that may not be mended: no exit code 1"
+    grep -q 'catalogue.db: file is not a database' "$tmp/err" || fail "$command doesn't say why: $(cat "$tmp/err")"
+    [ ! -s "$tmp/out" ] || fail "$command of a garbled catalogue: $(cat "$tmp/out")"
+done
+modest "$IMPRESS" verify "$tmp/store" >"$tmp/out" 2>/dev/null && fail "verify: a garbled catalogue is clean"
+grep -q "^catalogue.db: it can't be read" "$tmp/out" || fail "verify: $(cat "$tmp/out")"
+chmod u+w "$tmp/store"
 run a
 json_ok "$tmp/a.json" 'd["matched_tokens"] > 0'
 [ "$("$IMPRESS" verify "$tmp/store" --rebuild)" = clean ] || fail "not clean after a rebuild"
