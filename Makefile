@@ -129,6 +129,12 @@ SOAK_REQUESTS ?= 10000
 soak-requests: model build ## short requests to one server (SOAK_REQUESTS=10000): memory stays flat
 	@bash tests/soak/run.sh tests/soak/soak.py --requests $(SOAK_REQUESTS) || { $(call fail,memory rose$(comma) see above); }
 
+MEMORY_LIMIT ?= 1G
+MEMORY_PROMPTS ?= 100
+.PHONY: soak-memory
+soak-memory: model build ## long prompts (MEMORY_PROMPTS=100), more than the host cache (MEMORY_LIMIT=1G) holds: RSS (25 minutes)
+	@bash tests/soak/run.sh tests/soak/memory.py $(MEMORY_LIMIT) $(MEMORY_PROMPTS) || { $(call fail,memory went beyond the limit$(comma) or wasn't measured: see above); }
+
 POWER_CUTS ?= 3000
 .PHONY: faults
 faults: ## fail each system call in turn, cut the power POWER_CUTS=3000 times (some minutes; IMP_TEST_SEED=n: again)
