@@ -88,8 +88,27 @@ ok(p.choices[0].finish_reason == "stop" and isinstance(p.choices[0].message.pars
 schema = {"type": "json_schema", "json_schema": {"name": "v", "strict": True, "schema": Verdict.model_json_schema()}}
 j = client.chat.completions.create(**say("What colour is the sea?", max_tokens=200, response_format=schema))
 ok(set(json.loads(j.choices[0].message.content)) == {"colour", "sure"}, j)
+# One that holds itself.
+chain = {"type": "object", "properties": {"v": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+         "required": ["v", "next"], "additionalProperties": False}
+chained = {"type": "json_schema", "json_schema": {"name": "c", "strict": True, "schema": chain}}
+r = client.chat.completions.create(**say("A chain of 1, 2, 3 as JSON.", max_tokens=60, response_format=chained)).choices[0]
+ok(r.message.content.replace(" ", "").replace("\n", "").startswith('{"v":'), r)
+link = json.loads(r.message.content) if r.finish_reason == "stop" else None
+while link:
+    ok(set(link) == {"v", "next"} and isinstance(link["v"], int), r)
+    link = link["next"]
 o = client.chat.completions.create(**say("An object, please.", response_format={"type": "json_object"}, max_tokens=100))
 ok(o.choices[0].finish_reason == "length" or isinstance(json.loads(o.choices[0].message.content), dict), o)
+
+# A grammar that keeps ever more ways apart ends its request; what repeats itself inside of what repeats itself doesn't.
+names = range(60)
+ways = "root ::= s\ns ::= [^e]" + "".join(" | [^e] s t%d" % i for i in names)
+ways += "".join('\nt%d ::= [^e] | ""' % i for i in names)
+by_grammar = say("Say hello.", max_tokens=200, extra_body={"grammar": ways})
+raises(openai.BadRequestError, lambda: client.chat.completions.create(**by_grammar), "in too many ways")
+stars = client.chat.completions.create(**say("Say hello.", max_tokens=40, extra_body={"grammar": "root ::= ([A-Z]* [A-Z ]*)*"}))
+ok(stars.choices[0].message.content.isupper() and stars.usage.completion_tokens > 1, stars)
 
 # What goes wrong has the package's own kinds of exceptions.
 raises(openai.NotFoundError, lambda: client.chat.completions.create(**say("x", model="gpt-17")), "gpt-17")
@@ -99,6 +118,9 @@ raises(openai.BadRequestError, lambda: client.chat.completions.create(**say(word
 raises(openai.BadRequestError, lambda: client.chat.completions.create(**say("", messages=[])), "messages")
 f = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 raises(openai.BadRequestError, lambda: client.chat.completions.create(**say("x", tools=[f])), "template knows no tools")
+for schema in ({"$ref": "#"}, {"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"$ref": "#/$defs/a"}}}):
+    endless = {"type": "json_schema", "json_schema": {"name": "e", "schema": schema}}
+    raises(openai.BadRequestError, lambda: client.chat.completions.create(**say("x", response_format=endless)), "but itself")
 raises(openai.AuthenticationError, lambda: openai.OpenAI(base_url=url, api_key="nobody", max_retries=0).models.list(), "key")
 
 
@@ -170,12 +192,28 @@ many, one = client.chat.completions.create(**on), client.chat.completions.create
 ok(many.choices[0].finish_reason == "length" and len(many.choices[0].message.tool_calls) > 1, many)
 ok(one.choices[0].finish_reason == "tool_calls" and len(one.choices[0].message.tool_calls) == 1, one)
 ok(json.loads(one.choices[0].message.tool_calls[0].function.arguments)["city"] in ("Rome", "Oslo"), one)
+deep = dict(tool, function=dict(tool["function"], parameters=chain))
+t2 = client.chat.completions.create(**dict(ask, tools=[deep], max_tokens=60)).choices[0]
+ok(t2.message.tool_calls[0].function.arguments.replace(" ", "").replace("\n", "").startswith('{"v":'), t2)
 name, arguments = "", ""
 for chunk in client.chat.completions.create(**ask, stream=True):
     for d in (chunk.choices[0].delta.tool_calls or []) if chunk.choices else []:
         name += d.function.name or ""
         arguments += d.function.arguments or ""
 ok(name == "get_weather" and json.loads(arguments)["city"] in ("Rome", "Oslo"), (name, arguments))
+# Cut by max_tokens within a call: what there is of it, and never the model's own marks; streamed it is the same.
+for n in range(1, 20, 6):
+    cut = client.chat.completions.create(**dict(ask, max_tokens=n)).choices[0]
+    ok(cut.finish_reason == "length" and not cut.message.content, cut)
+    told = "".join(c.function.arguments for c in cut.message.tool_calls or [])
+    ok(n > 1 or not told, cut)
+    streamed, said = "", ""
+    for chunk in client.chat.completions.create(**dict(ask, max_tokens=n), stream=True):
+        said += chunk.choices[0].delta.content or "" if chunk.choices else ""
+        for d in (chunk.choices[0].delta.tool_calls or []) if chunk.choices else []:
+            streamed += d.function.arguments or ""
+    ok(streamed == told and not said, (n, told, streamed, said))
+ok(told.startswith("{"), cut)
 answer = client.chat.completions.create(**say("", tools=[tool], max_tokens=4, messages=[
     {"role": "user", "content": "What is the weather in Oslo?"}, t.choices[0].message.model_dump(exclude_none=True),
     {"role": "tool", "tool_call_id": call.id, "content": "Rain."}]))
