@@ -132,7 +132,7 @@ soak-requests: model build ## short requests to one server (SOAK_REQUESTS=10000)
 MEMORY_LIMIT ?= 1G
 MEMORY_PROMPTS ?= 100
 .PHONY: soak-memory
-soak-memory: model build ## long prompts (MEMORY_PROMPTS=100), more than the host cache (MEMORY_LIMIT=1G) holds: RSS (25 minutes)
+soak-memory: model build ## long prompts (MEMORY_PROMPTS=100), more than the host cache (MEMORY_LIMIT=1G) holds: RSS (up to an hour)
 	@bash tests/soak/run.sh tests/soak/memory.py $(MEMORY_LIMIT) $(MEMORY_PROMPTS) || { $(call fail,memory went beyond the limit$(comma) or wasn't measured: see above); }
 
 POWER_CUTS ?= 3000
