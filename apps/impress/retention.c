@@ -7,7 +7,8 @@
 
 static const app_retention by_mass = {.share = 0.5, .mass = 0.9, .least = 0.05};
 
-static bool is_share(double x) { return x > 0 && x <= 1; }
+/* Also as the float that the library takes. */
+static bool is_share(double x) { return (float)x > 0 && x <= 1; }
 
 /* LEAST-MOST */
 static bool parse_bounds(const char *text, double *least, double *most)
@@ -33,7 +34,7 @@ bool retention_parse(const char *text, app_retention *out)
     size_t n = bounds ? (size_t)(bounds - text - 5) : strlen(text + 5);
     if (n >= sizeof mass) return false;
     snprintf(mass, sizeof mass, "%.*s", (int)n, text + 5);
-    if (!text_parse_real(mass, &out->mass) || !(out->mass > 0 && out->mass < 1)) return false;
+    if (!text_parse_real(mass, &out->mass) || !((float)out->mass > 0 && (float)out->mass < 1)) return false;
     return !bounds || parse_bounds(bounds + 1, &out->least, &out->share);
 }
 

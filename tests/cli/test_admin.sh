@@ -177,6 +177,8 @@ refused(400, post("/admin/warm", {"prompt": other}), "whose", "tenant_missing")
 refused(400, s.request("POST", "/admin/warm/text", other, {"Authorization": "Bearer " + admin_key}), "whose")
 refused(404, post("/admin/warm", {"prompt": other, "tenant": "dora"}), "name", "no_such_tenant")
 refused(404, s.request("POST", "/admin/warm/text?tenant=dora", other, {"Authorization": "Bearer " + admin_key}), "name")
+for pin in ("pin=yes", "pin=1", "pin="):
+    refused(400, s.request("POST", "/admin/warm/text?tenant=cara&" + pin, other, {"Authorization": "Bearer " + admin_key}), "true or false", "invalid_type")
 w = s.request("POST", "/admin/warm/text?tenant=cara&pin=true", words(80, 77), {"Authorization": "Bearer " + admin_key})
 ok(w.status == 200 and w.json["stored_tokens"] == w.json["prompt_tokens"] and w.json["pinned"], w)
 ok(s.complete(words(80, 77) + count(2), 1, key="key-of-bert-1").cached == 0, "cara's text isn't bert's")

@@ -9,6 +9,20 @@ expect 2 'go together' "$IMPRESS" serve -m x --tls-cert y
 expect 1 'without API keys only this machine' "$IMPRESS" serve -m x --host 0.0.0.0
 expect 1 'without API keys only this machine' "$IMPRESS" serve -m x --host 127.evil.example
 expect 1 "can't read the model" "$IMPRESS" serve -m "$tmp/none.gguf" --store none
+# A signal while it starts, here where it waits for its keys, ends it as any program.
+mkfifo "$tmp/fifo"
+for signal in TERM INT; do
+    env --default-signal=INT "$IMPRESS" serve -m "$IMPRESS_MODEL" --store none --api-key-file "$tmp/fifo" &
+    child=$!
+    sleep 0.3
+    kill -$signal $child
+    wait $child
+    got=$?
+    [ $got -eq $((128 + $(kill -l $signal))) ] || fail "exit code $got after $signal while it starts"
+done
+expect 2 "alias isn't UTF-8" "$IMPRESS" serve -m "$IMPRESS_MODEL" --store none --alias $'m\xff'
+: >"$tmp/empty"
+expect 1 'empty is empty' "$IMPRESS" serve -m "$IMPRESS_MODEL" --store none --chat-template "$tmp/empty"
 timeout 800 python3 - <<'PY' || failures=1
 import prometheus
 from serve import *
@@ -95,6 +109,12 @@ ok(r.status == 400 and "ways" in r.error["message"] and r.error["param"] == "gra
 for letter in ("[^e]", '"a"'):
     r = s.complete("aaaa", 40, grammar='root ::= %s root "x" | %s root "y" | %s' % ((letter,) * 3))
     ok(r.status == 200 and len(r.text) >= 40 / 2, r)
+# A token that may never come, where the grammar has no other.
+r = s.complete("a", 2, grammar='root ::= "["', logit_bias={"75": -100})
+ok(r.status == 400 and r.error["code"] == "grammar_failed", r)
+# What llama.cpp says of a pattern that it can't keep isn't in the log.
+s.complete("x", 1, response_format={"type": "json_schema", "json_schema": {"name": "p", "schema": {
+    "type": "string", "pattern": secret + "\\d"}}})
 tree = {"anyOf": [{"type": "object", "properties": {"l": {"$ref": "#/$defs/t"}, k: {"$ref": "#/$defs/t"}}, "required": ["l", k],
                    "additionalProperties": False} for k in ("r", "s")] + [{"type": "integer"}]}
 wanted = {"type": "json_schema", "json_schema": {"name": "t", "schema": {"$defs": {"t": tree}, "$ref": "#/$defs/t"}}}

@@ -430,7 +430,9 @@ static json_t *body_of_text(const http_request *r)
     const char *tenant = http_argument(r, "tenant"), *pin = http_argument(r, "pin");
     json_t *body = json_pack("{s:s%}", "prompt", r->body, r->n_body);
     if (body && tenant) json_object_set_new(body, "tenant", json_string(tenant));
-    if (body && pin) json_object_set_new(body, "pin", json_boolean(!strcmp(pin, "true")));
+    bool is_yes = pin && !strcmp(pin, "true"), is_no = pin && !strcmp(pin, "false");
+    /* What is neither stays a text, which is refused as in any other body. */
+    if (body && pin) json_object_set_new(body, "pin", is_yes || is_no ? json_boolean(is_yes) : json_string(pin));
     return body;
 }
 

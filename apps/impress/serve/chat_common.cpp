@@ -1,5 +1,6 @@
 /* chat_common.cpp: chats by llama.cpp's common library: Jinja templates, tool calls, JSON schemas. The one C++ file of
  * this tree, as that library has no C interface. Every function ends its exceptions here. */
+#include "chat_mute.h"
 #include "chat_ways.h"
 
 #include <climits>
@@ -51,10 +52,19 @@ std::string text(const char *s)
     return s ? s : "";
 }
 
+/* The library prints what it can't keep of a schema, not by its log: see chat_mute.h. */
+struct muted {
+    muted() { chat_mute(); }
+    ~muted() { chat_unmute(); }
+    muted(const muted &) = delete;
+    muted &operator=(const muted &) = delete;
+};
+
 /* Run `work`, and tell what it threw. `status` and `code` are those of its own complaints. */
 template <typename F>
 int guarded(oai_error *e, int status, const char *code, const char *param, const char *what, F work)
 {
+    const muted quiet;
     try {
         work();
         return 0;

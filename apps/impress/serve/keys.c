@@ -96,8 +96,11 @@ static int add_file(key_ring *r, const char *path)
             rc = app_fail("%s: too long", where);
             break;
         }
-        char *hash = strchr(line, '#');
-        if (hash && (hash == line || hash[-1] == ' ' || hash[-1] == '\t')) *hash = '\0';
+        static const char mark[] = "\xef\xbb\xbf"; /* of UTF-8: some editors put it before everything */
+        size_t n_mark = sizeof mark - 1;
+        if (at == 1 && strncmp(line, mark, n_mark) == 0) memmove(line, line + n_mark, strlen(line + n_mark) + 1);
+        for (char *hash = line; (hash = strchr(hash, '#')) != NULL; hash++)
+            if (hash == line || hash[-1] == ' ' || hash[-1] == '\t') *hash = '\0';
         char *key = strtok_r(line, " \t\r\n", &rest);
         char *name = key ? strtok_r(NULL, " \t\r\n", &rest) : NULL;
         if (name && strtok_r(NULL, " \t\r\n", &rest))

@@ -9,6 +9,8 @@ struct token_sampler {
     chat_grammar *grammar;
     bool greedy; /* the largest logit, and nothing that changes logits */
     size_t n_vocab;
+    llama_token *never; /* [n_never]: with a bias of -100 */
+    size_t n_never;
 };
 
 static bool add(struct llama_sampler *chain, struct llama_sampler *one)
@@ -21,12 +23,18 @@ static bool add(struct llama_sampler *chain, struct llama_sampler *one)
 static bool add_bias(token_sampler *t, const oai_sampling *s)
 {
     llama_logit_bias *bias = calloc(s->n_bias, sizeof *bias);
-    if (!bias) return false;
+    t->never = calloc(s->n_bias, sizeof *t->never);
+    if (!bias || !t->never) {
+        free(bias);
+        return false;
+    }
     size_t n = 0;
     for (size_t i = 0; i < s->n_bias; i++) {
         if (s->bias[i].token < 0 || (size_t)s->bias[i].token >= t->n_vocab) continue;
+        bool never = s->bias[i].bias <= -100;
+        if (never) t->never[t->n_never++] = s->bias[i].token;
         bias[n].token = s->bias[i].token;
-        bias[n++].bias = s->bias[i].bias <= -100 ? -INFINITY : s->bias[i].bias;
+        bias[n++].bias = never ? -INFINITY : s->bias[i].bias;
     }
     bool ok = add(t->chain, llama_sampler_init_logit_bias((int32_t)t->n_vocab, (int32_t)n, bias));
     free(bias);
@@ -70,6 +78,7 @@ void token_sampler_free(token_sampler *t)
 {
     if (!t) return;
     if (t->chain) llama_sampler_free(t->chain);
+    free(t->never);
     free(t);
 }
 
@@ -87,6 +96,7 @@ static llama_token choose(token_sampler *t, const float *logits, llama_token_dat
     llama_token_data_array all = {scratch, t->n_vocab, -1, false};
     for (size_t i = 0; i < t->n_vocab; i++) scratch[i] = (llama_token_data){(llama_token)i, logits[i], 0};
     if (allowed_only) {
+        for (size_t i = 0; i < t->n_never; i++) scratch[t->never[i]].logit = -INFINITY;
         chat_grammar_apply(t->grammar, &all);
         size_t n = 0; /* samplers may pick a token of no weight where others are left out by name only */
         for (size_t i = 0; i < all.size; i++)

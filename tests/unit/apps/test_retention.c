@@ -27,7 +27,8 @@ static void test_texts(void **unused)
     };
     static const char *const bad[] = {
         "",        "0",         "1.1",          "x",             "auto:",       "auto:1",   "auto:0",
-        "auto0.9", "auto:0.9:", "auto:0.9:0.5", "auto:.9:.5-.1", "auto:.9:0-1", "automatic"};
+        "auto0.9", "auto:0.9:", "auto:0.9:0.5", "auto:.9:.5-.1", "auto:.9:0-1", "automatic",
+        "auto:0.99999999999", "auto:1e-60", "auto:.9:1e-60-1"};
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         app_retention r;
         imp_load_opts o;

@@ -135,7 +135,8 @@ static void test_keys(void **state)
     (void)state;
     key_ring *r;
     const key_tenant *a, *b, *c;
-    const char *path = write_keys("# ours\n\nfirst-key-1 anne\n  second-key-2\tanne # hers too\nthird#key-3\n", 0600);
+    const char *path = write_keys("\xef\xbb\xbf# ours\n\nfirst-key-1 anne\n  second-key-2\tanne # hers # too\n"
+                                  "third#key-3 #1\n", 0600);
     assert_int_equal(key_ring_open(path, "fourth-key-4, fifth-key-5", &r), 0);
     assert_int_equal(key_ring_size(r), 5);
     a = key_ring_find(r, "first-key-1");
@@ -160,6 +161,9 @@ static void test_keys(void **state)
     assert_int_equal(b->number, 4);
     static const char *const wrong[] = {"", "first-key-", "first-key-12", "First-key-1", "anne", "third", "fourth-key-4,"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) assert_null(key_ring_find(r, wrong[i]));
+    key_ring_close(r);
+    assert_int_equal(key_ring_open(write_keys("\xef\xbb\xbf""first-key-1", 0600), NULL, &r), 0);
+    assert_non_null(key_ring_find(r, "first-key-1"));
     key_ring_close(r);
 
     assert_int_equal(key_ring_open(NULL, NULL, &r), 0);
