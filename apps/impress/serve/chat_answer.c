@@ -2,7 +2,11 @@
  *
  * A parser is given all of the text so far again and again, since llama.cpp's can't go on from where it was. To keep
  * that from becoming quadratic, it is asked again when the text has grown by a part of its length. What was told once
- * stays told: what a later parse says is told as far as it goes on from there. */
+ * stays told: what a later parse says is told as far as it goes on from there.
+ *
+ * Its parser takes stack for each level of JSON, some 2 kB. So brackets that may be nested too deeply are hidden from
+ * it: as JSON such a text has no form that is known, while in strings, reasoning and plain text they stay what they
+ * are. */
 #include <jansson.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -10,7 +14,14 @@
 
 #include "chat_ways.h"
 
-enum { GROWTH = 128 }; /* parse again when 1/128 more is there */
+enum {
+    GROWTH = 128,     /* parse again when 1/128 more is there */
+    MAX_NESTED = 500, /* of brackets; those in strings count too */
+};
+
+/* For brackets that are hidden: U+1FFFE and U+1FFFF, which are no characters. One byte after these tells which. */
+static const char hidden[] = "\xf0\x9f\xbf";
+enum { HIDDEN_BYTES = 4, HIDDEN_ARRAY = 0xbe, HIDDEN_OBJECT = 0xbf };
 
 typedef struct call {
     char *id, *name;
@@ -26,7 +37,9 @@ typedef struct place {
 
 struct chat_answer {
     const chat_plan *p;
-    oai_buffer text;    /* for the parser: all that came, of whole characters */
+    oai_buffer text;    /* for the parser: all that came, of whole characters; deep brackets are hidden */
+    size_t nested;      /* brackets that are open at its end, at most */
+    bool hides;
     char cut[4];        /* the beginning of one */
     size_t n_cut;
     size_t n_parsed;    /* bytes of the text that were parsed last */
@@ -132,8 +145,33 @@ static size_t sure_length(const char *text)
     return n;
 }
 
+/* Bring hidden brackets back, in place. Returns the length. */
+static size_t reveal(char *text)
+{
+    char *to = text, *from = text, *at;
+    while ((at = strstr(from, hidden))) {
+        unsigned char which = (unsigned char)at[HIDDEN_BYTES - 1];
+        bool is_one = which == HIDDEN_ARRAY || which == HIDDEN_OBJECT;
+        size_t n = (size_t)(at - from) + (is_one ? 0 : HIDDEN_BYTES - 1);
+        memmove(to, from, n);
+        to += n;
+        from += n;
+        if (!is_one) continue;
+        *to++ = which == HIDDEN_ARRAY ? '[' : '{';
+        from += HIDDEN_BYTES;
+    }
+    size_t n = strlen(from);
+    memmove(to, from, n + 1);
+    return (size_t)(to - text) + n;
+}
+
 static bool tell_parsed(chat_answer *a, const chat_parsed *m, bool end)
 {
+    if (a->hides) {
+        reveal(m->reasoning);
+        reveal(m->content);
+        for (size_t i = 0; i < m->n_calls; i++) reveal(m->calls[i].arguments);
+    }
     size_t n_reasoning = sure_length(m->reasoning);
     size_t n_content = end && m->n_calls == 0 ? strlen(m->content) : sure_length(m->content);
     if (!tell(a, &a->reasoning, OAI_PIECE_REASONING, 0, false, m->reasoning, n_reasoning)) return false;
@@ -170,6 +208,24 @@ static void add_whole(oai_buffer *b, const char *bytes, size_t n)
     }
 }
 
+/* The same for the parser. */
+static void add_for_parser(chat_answer *a, const char *bytes, size_t n)
+{
+    size_t from = 0;
+    for (size_t i = 0; i < n; i++) {
+        bool opens = bytes[i] == '[' || bytes[i] == '{';
+        if ((bytes[i] == ']' || bytes[i] == '}') && a->nested > 0) a->nested--;
+        if (!opens || ++a->nested <= MAX_NESTED) continue;
+        const char mark = (char)(bytes[i] == '[' ? HIDDEN_ARRAY : HIDDEN_OBJECT);
+        a->hides = true;
+        add_whole(&a->text, bytes + from, i - from);
+        oai_buffer_add(&a->text, hidden, HIDDEN_BYTES - 1);
+        oai_buffer_add(&a->text, &mark, 1);
+        from = i + 1;
+    }
+    add_whole(&a->text, bytes + from, n - from);
+}
+
 static bool take(chat_answer *a, oai_buffer *to, const char *bytes, size_t n, bool end)
 {
     oai_buffer joined = {0};
@@ -182,7 +238,8 @@ static bool take(chat_answer *a, oai_buffer *to, const char *bytes, size_t n, bo
     bool ok = !joined.failed;
     if (ok && n > 0) {
         size_t whole = end ? n : oai_utf8_whole(bytes, n);
-        add_whole(to, bytes, whole);
+        if (to == &a->text) add_for_parser(a, bytes, whole);
+        else add_whole(to, bytes, whole);
         a->n_cut = n - whole;
         memcpy(a->cut, bytes + whole, a->n_cut);
         ok = !to->failed;
@@ -211,9 +268,14 @@ static bool parse(chat_answer *a, chat_end end)
         /* Nothing at all came of a text, and it wasn't cut on the way to something: then it is told as it is. */
         bool nothing = a->content.n == 0 && a->reasoning.n == 0 && a->n_calls == 0;
         if (ok && end && nothing && (end == CHAT_ENDED || !fits)) rc = -1;
+        /* JSON up to a hidden bracket. */
+        if (ok && end && a->hides && !fits) rc = -1;
     }
-    if (ok && rc != 0 && end && a->n_calls == 0 && a->reasoning.n == 0)
-        ok = tell(a, &a->content, OAI_PIECE_TEXT, 0, false, text, a->text.n);
+    if (ok && rc != 0 && end && a->n_calls == 0 && a->reasoning.n == 0) {
+        char *all = strdup(text);
+        ok = all && tell(a, &a->content, OAI_PIECE_TEXT, 0, false, all, a->hides ? reveal(all) : a->text.n);
+        free(all);
+    }
     chat_parsed_free(&m);
     a->n_parsed = a->text.n;
     return ok;

@@ -82,8 +82,8 @@ typedef enum chat_end {
 /* Add bytes of the answer (cut anywhere; without stop strings and what follows them). With one of the ends nothing more
  * will come, and n may be 0. *pieces are what is new since the last call, whole characters only; valid until the next
  * call. An answer that doesn't keep to the template's form is given as text; of one that was cut what may have become a
- * call or reasoning is left out, as far as it isn't told as such. NUL bytes become U+FFFD. Returns 0, or -1: no
- * memory. */
+ * call or reasoning is left out, as far as it isn't told as such. JSON nested deeper than 500 levels has no form: of a
+ * call's arguments there is what came before. NUL bytes become U+FFFD. Returns 0, or -1: no memory. */
 int chat_answer_add(chat_answer *a, const char *bytes, size_t n, chat_end end, const oai_piece **pieces,
                     size_t *n_pieces);
 /* The whole so far, for replies that aren't streamed: call it after chat_answer_add() with one of the ends. */

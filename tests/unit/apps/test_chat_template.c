@@ -1064,6 +1064,82 @@ static void test_reasoning(void **unused)
     llama_model_free(m);
 }
 
+/* `head`, 6000 opening brackets, and `tail`. In one of two static buffers, in turn. */
+static const char *nested(const char *head, char bracket, const char *tail)
+{
+    enum { N_BRACKETS = 6000 };
+    static char texts[2][N_BRACKETS + 256];
+    static size_t turn;
+    char *text = texts[turn++ % 2], brackets[N_BRACKETS + 1];
+    memset(brackets, bracket, N_BRACKETS);
+    brackets[N_BRACKETS] = '\0';
+    snprintf(text, sizeof texts[0], "%s%s%s", head, brackets, tail);
+    return text;
+}
+
+/* Answers nested deeper than a parser has stack for: in JSON they have no form, and anywhere else they are text. */
+static void test_nested_answers(void **unused)
+{
+    (void)unused;
+    static const char brackets[] = "[{";
+    static const struct {
+        const char *template, *body;
+    } cases[] = {
+        {plain_template, WITH("\"response_format\":{\"type\":\"json_object\"}")},
+        {plain_template, WITH("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"n\","
+                              "\"schema\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"array\"}}}}}")},
+        {tool_template, WITH("\"tools\":[" TOOL "]")},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct llama_model *m = make_model(cases[i].template, false);
+        chat_template *t = open_way(&chat_way_common, m, NULL);
+        chat_plan *p = make_plan(t, true, cases[i].body);
+        for (const char *b = brackets; *b; b++) {
+            for (size_t step = 7; step <= 7000; step *= 1000) {
+                static const chat_end ends[] = {CHAT_ENDED, CHAT_CUT};
+                for (size_t k = 0; k < 2; k++) {
+                    const char *text = nested("{\"a\": ", *b, " \xf0\x9f\xbf\xbd end");
+                    assert_string_equal(parse_ended(p, text, step, ends[k]), text);
+                }
+                const char *text = nested("{\"a\": [\"", *b, "\"]}");
+                assert_string_equal(parse_answer(p, text, step), text);
+            }
+        }
+        chat_plan_free(p);
+        chat_template_close(t);
+        llama_model_free(m);
+    }
+
+    struct llama_model *m = make_model(tool_template, false);
+    chat_template *t = open_way(&chat_way_common, m, NULL);
+    chat_plan *p = make_plan(t, true, WITH("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\","
+                                           "\"parameters\":{\"type\":\"object\",\"properties\":{\"a\":{}}}}}]"));
+    static const char call[] = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": ", begun[] = "C0:f({\"a\": [";
+    const char *told = parse_ended(p, nested(call, '[', ""), 7, CHAT_CUT);
+    assert_memory_equal(told, begun, strlen(begun));
+    assert_in_range(strlen(told), 400, 600);
+    for (const char *b = brackets; *b; b++) {
+        char quoted[128];
+        snprintf(quoted, sizeof quoted, "%s[\"", call);
+        told = parse_answer(p, nested(quoted, *b, "\"]}}\n</tool_call>"), 7);
+        assert_string_equal(told, nested("C0:f({\"a\": [\"", *b, "\"]})"));
+    }
+    chat_plan_free(p);
+    chat_template_close(t);
+    llama_model_free(m);
+
+    m = make_model(think_template, false);
+    t = open_way(&chat_way_common, m, NULL);
+    p = make_plan(t, true, SAY("a"));
+    told = parse_answer(p, nested("<think>\n", '[', "\n</think>\n\nyes"), 7);
+    assert_string_equal(told, nested("R:", '[', "|yes"));
+    told = parse_answer(p, nested("<think>\nwell\n</think>\n\n", '{', ""), 7);
+    assert_string_equal(told, nested("R:well|", '{', ""));
+    chat_plan_free(p);
+    chat_template_close(t);
+    llama_model_free(m);
+}
+
 /* A template's own complaint goes to the client. */
 static void test_template_complains(void **unused)
 {
@@ -1101,6 +1177,7 @@ int main(void)
         cmocka_unit_test(test_template_without_tools),
         cmocka_unit_test(test_tools),
         cmocka_unit_test(test_reasoning),
+        cmocka_unit_test(test_nested_answers),
         cmocka_unit_test(test_template_complains),
 #endif
     };
