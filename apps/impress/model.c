@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "impress/impress.h"
+#include "serve/chat_tokenize.h"
 #include "text.h"
 
 int app_fail(const char *fmt, ...)
@@ -161,12 +162,13 @@ bool app_prompt_append(const struct llama_vocab *vocab, app_prompt *p, const cha
                        bool special)
 {
     if (n_bytes > INT32_MAX / 2) return false;
-    int32_t need = -llama_tokenize(vocab, text, (int32_t)n_bytes, NULL, 0, bos, special);
-    if (need <= 0) return need == 0;
+    int32_t need = chat_tokenize(vocab, text, n_bytes, NULL, 0, bos, special);
+    if (need >= 0 || need == INT32_MIN) return need == 0;
+    need = -need;
     llama_token *grown = realloc(p->tokens, (p->n + (size_t)need) * sizeof *grown);
     if (!grown) return false;
     p->tokens = grown;
-    int32_t got = llama_tokenize(vocab, text, (int32_t)n_bytes, p->tokens + p->n, need, bos, special);
+    int32_t got = chat_tokenize(vocab, text, n_bytes, p->tokens + p->n, need, bos, special);
     if (got < 0) return false;
     p->n += (size_t)got;
     return true;

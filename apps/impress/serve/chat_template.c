@@ -1,5 +1,6 @@
 #include "chat_template.h"
 
+#include <errno.h>
 #include <jansson.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -10,6 +11,7 @@
 #include "chat_match.h"
 #include "chat_refs.h"
 #include "chat_strict.h"
+#include "chat_tokenize.h"
 #include "chat_ways.h"
 
 enum {
@@ -84,6 +86,7 @@ bool chat_append_tokens(const struct llama_vocab *vocab, const char *text, size_
                         llama_token **tokens, size_t *n_tokens)
 {
     if (n_bytes == 0) return true;
+    errno = 0;
     if (n_bytes > INT32_MAX / 4) return false;
     /* Mostly there are fewer tokens than bytes; where not (a blank put in front, bytes as tokens), it is told. */
     size_t room = n_bytes + 8;
@@ -91,7 +94,7 @@ bool chat_append_tokens(const struct llama_vocab *vocab, const char *text, size_
         llama_token *grown = realloc(*tokens, (*n_tokens + room) * sizeof *grown);
         if (!grown) return false;
         *tokens = grown;
-        int32_t n = llama_tokenize(vocab, text, (int32_t)n_bytes, grown + *n_tokens, (int32_t)room, false, special);
+        int32_t n = chat_tokenize(vocab, text, n_bytes, grown + *n_tokens, (int32_t)room, false, special);
         if (n >= 0) {
             *n_tokens += (size_t)n;
             return true;
@@ -480,6 +483,14 @@ static int no_memory(oai_error *e)
     return oai_fail(e, 500, NULL, NULL, "the server is out of memory");
 }
 
+/* Where chat_append_tokens() failed. */
+static int no_tokens(const char *param, oai_error *e)
+{
+    if (errno != EMSGSIZE) return no_memory(e);
+    return oai_fail(e, 400, "invalid_value", param, "the prompt has more than %d characters without a line break",
+                    (int)CHAT_TOKENIZE_CHARACTERS);
+}
+
 /* A request's schemas: what they cost, and as they are handed on. */
 typedef struct schemas {
     double work; /* see optional_work() */
@@ -569,7 +580,7 @@ static int plan_chat(const chat_template *t, const oai_request *r, chat_plan *p,
     disguised.messages = d.messages;
     if (t->way->render(t->templates, &disguised, &p->r, e) != 0) goto out;
     if (!undisguise(&d, p->r.prompt, p)) {
-        no_memory(e);
+        no_tokens("messages", e);
         goto out;
     }
     rc = 0;
@@ -590,7 +601,7 @@ static int plan_completion(const chat_template *t, const oai_request *r, chat_pl
     }
     if (r->prompt) {
         bool ok = chat_append_tokens(t->vocab, r->prompt, strlen(r->prompt), true, &p->tokens, &p->n_tokens);
-        return ok ? 0 : no_memory(e);
+        return ok ? 0 : no_tokens("prompt", e);
     }
     p->tokens = malloc(r->n_prompt_tokens * sizeof *p->tokens);
     if (!p->tokens) return no_memory(e);
@@ -623,7 +634,7 @@ static bool find_shown(chat_plan *p)
     for (size_t i = 0; i < n; i++) {
         const char *text = p->r.preserved.items[i];
         llama_token token[2];
-        int32_t got = llama_tokenize(p->vocab, text, (int32_t)strlen(text), token, 2, false, true);
+        int32_t got = chat_tokenize(p->vocab, text, strlen(text), token, 2, false, true);
         if (got == 1) p->shown[p->n_shown++] = token[0];
     }
     return true;

@@ -90,7 +90,8 @@ struct chat_plan {
     size_t n_shown;
 };
 
-/* n_bytes of text as tokens at the end of *tokens, which grows. False: no memory, or too long. */
+/* n_bytes of text as tokens at the end of *tokens, which grows. False: no memory, or, with errno EMSGSIZE, see
+ * chat_tokenize.h. */
 bool chat_append_tokens(const struct llama_vocab *vocab, const char *text, size_t n_bytes, bool special,
                         llama_token **tokens, size_t *n_tokens);
 

@@ -73,8 +73,8 @@ static inline void no_log(enum ggml_log_level level, const char *text, void *use
     (void)level, (void)text, (void)user;
 }
 
-/* `chat` NULL: no template. With `bos` a prompt begins with one. */
-static inline struct llama_model *make_model(const char *chat, bool bos)
+/* `chat` NULL: no template. With `bos` a prompt begins with one. `pre`: how words are cut. */
+static inline struct llama_model *make_model_cut(const char *chat, bool bos, const char *pre)
 {
     static char texts[N_BYTES + N_SPECIAL][24];
     const char *tokens[N_BYTES + N_SPECIAL], *merges[] = {"a b"};
@@ -95,7 +95,7 @@ static inline struct llama_model *make_model(const char *chat, bool bos)
     struct gguf_context *g = gguf_init_empty();
     gguf_set_val_str(g, "general.architecture", "llama");
     gguf_set_val_str(g, "tokenizer.ggml.model", "gpt2");
-    gguf_set_val_str(g, "tokenizer.ggml.pre", "gpt-2");
+    gguf_set_val_str(g, "tokenizer.ggml.pre", pre);
     gguf_set_arr_str(g, "tokenizer.ggml.tokens", tokens, N_BYTES + N_SPECIAL);
     gguf_set_arr_data(g, "tokenizer.ggml.token_type", GGUF_TYPE_INT32, types, N_BYTES + N_SPECIAL);
     gguf_set_arr_str(g, "tokenizer.ggml.merges", merges, 1);
@@ -117,6 +117,11 @@ static inline struct llama_model *make_model(const char *chat, bool bos)
     imp_test_remove_dir(dir);
     assert_non_null(m);
     return m;
+}
+
+static inline struct llama_model *make_model(const char *chat, bool bos)
+{
+    return make_model_cut(chat, bos, "gpt-2");
 }
 
 /* The text of tokens, control tokens as {their text}. In one static buffer. */
