@@ -7,7 +7,9 @@
  * one grammar: where two tools each define an `Item`, the one's would be taken for the other's. Where that is so, the
  * later one's definitions get other names.
  *
- * And it follows them by a recursion, without an end where a `$ref` leads to nothing but itself. */
+ * And it follows them by a recursion, without an end where a `$ref` leads to nothing but itself, and where one that an
+ * `allOf` holds leads back to that `allOf`: no rule is made for it there, its target's properties are copied in. An
+ * `allOf` of a `$ref` alone, as pydantic writes it, becomes that `$ref`. */
 #include "chat_refs.h"
 
 #include <stdio.h>
@@ -19,17 +21,25 @@ enum {
     MAX_WAYS = 1 << 16,      /* through its unions */
     MAX_LEVELS = 2000,       /* one inside the other if all are followed: some 2 kB of stack each */
     MAX_BYTES = 256 << 10,   /* of what gets other names */
+    PART_BYTES = 16,         /* that a schema's place in another one adds to its rule's name */
     LABEL_BYTES = 40,
     NAME_BYTES = LABEL_BYTES + 32, /* of `#/$defs/LABELNUMBER` */
 };
 
-static const char no_memory[] = "the server is out of memory", too_much[] = "what its `$ref`s lead to is too much";
+static const char no_memory[] = "the server is out of memory", too_much[] = "what its `$ref`s lead to is too much",
+                  too_deep[] = "its `$ref`s lead too deep";
+
+/* Values are no schemas, and of a map of schemas the keys are no keywords. */
+static const char *const maps[] = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions", NULL};
+static const char *const data[] = {"enum", "const", "default", "examples", "required", NULL};
 
 typedef struct ref {
     char *text;
     json_t *target; /* NULL: there is none, which llama.cpp tells if it comes there */
     size_t chain;   /* number of the search that came by */
     bool open;      /* it is on the way that is looked at */
+    bool followed;  /* a rule is made for it: it isn't just copied into an `allOf` */
+    bool copied;    /* into one that is looked at */
 } ref;
 
 /* Of one schema. */
@@ -38,6 +48,8 @@ typedef struct refs {
     ref *items;
     json_t **holders; /* objects that have a `$ref` */
     size_t n, room, n_holders, holders_room;
+    size_t depth, copying; /* of the walk; of what is copied in it */
+    bool copies; /* it goes on through that */
     chat_refs *all;
     json_t *rules; /* as the request's */
     const char *fault;
@@ -109,16 +121,16 @@ static bool listed(const char *const *list, const char *name)
 
 static size_t most(size_t a, size_t b) { return a > b ? a : b; }
 
-static size_t walk(refs *r, json_t *v);
+static size_t walk(refs *r, json_t *v, size_t path);
 
 /* All members of an object or array. */
-static size_t walk_members(refs *r, json_t *v)
+static size_t walk_members(refs *r, json_t *v, size_t path)
 {
     const char *key;
     json_t *item;
     size_t i, levels = 0;
-    json_object_foreach(v, key, item) levels = most(levels, walk(r, item));
-    json_array_foreach(v, i, item) levels = most(levels, walk(r, item));
+    json_object_foreach(v, key, item) levels = most(levels, walk(r, item, path + strlen(key) + 1));
+    json_array_foreach(v, i, item) levels = most(levels, walk(r, item, path));
     return levels;
 }
 
@@ -130,6 +142,7 @@ static bool names_twice(const json_t *types)
     size_t i, k;
     if (json_array_size(types) > 7) return true;
     json_array_foreach((json_t *)types, i, one) {
+        if (json_string_length(one) == 0) return true; /* as if there was none: another one that looks at `allOf` */
         json_array_foreach((json_t *)types, k, other) {
             if (k < i && json_equal(one, other)) return true;
         }
@@ -149,28 +162,157 @@ static size_t times_all_of(const json_t *v)
     return most(n, 1);
 }
 
-/* All `$ref`s of a schema. Values are no schemas, and of a map of schemas the keys are no keywords. Returns the levels
- * down to the deepest one, 0: there is none. */
-static size_t walk(refs *r, json_t *v)
+static bool has_properties(const json_t *v)
 {
-    static const char *const maps[] = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions",
-                                       NULL};
-    static const char *const data[] = {"enum", "const", "default", "examples", "required", NULL};
+    const json_t *more = json_object_get(v, "additionalProperties");
+    return json_object_get(v, "properties") || (more && !json_is_true(more));
+}
+
+/* What llama.cpp looks at before a type, and before `allOf`. */
+static bool has_other_kind(const json_t *v)
+{
+    static const char *const first[] = {"$ref", "oneOf", "anyOf", "const", "enum"};
+    for (size_t i = 0; i < sizeof first / sizeof first[0]; i++)
+        if (json_object_get(v, first[i])) return true;
+    return false;
+}
+
+/* Whether llama.cpp takes a schema for its `allOf`, for one of its types at least. */
+static bool is_all_of(const json_t *v)
+{
+    if (!json_object_get(v, "allOf") || has_other_kind(v)) return false;
+    const json_t *type = json_object_get(v, "type"), *one;
+    size_t i;
+    if (!type || json_is_null(type) || (json_is_string(type) && json_string_length(type) == 0))
+        return !has_properties(v);
+    bool object = false, string = false;
+    for (i = 0; (one = json_is_array(type) ? json_array_get(type, i) : i == 0 ? type : NULL); i++) {
+        const char *name = json_string_value(one);
+        object |= name && strcmp(name, "object") == 0;
+        string |= name && strcmp(name, "string") == 0;
+    }
+    return string || (object && !has_properties(v));
+}
+
+size_t chat_refs_optional(const json_t *v)
+{
+    const json_t *properties = json_object_get(v, "properties");
+    json_t *item, *names = json_object();
+    size_t i, n = json_object_size(properties);
+    json_array_foreach(json_object_get(v, "required"), i, item) {
+        const char *name = json_string_value(item);
+        if (!names || !name || json_object_get(names, name) || !json_object_get(properties, name)) continue;
+        json_object_set_nocheck(names, name, item);
+        n--;
+    }
+    json_decref(names);
+    return n;
+}
+
+/* The rules that are named after one schema, as far as they aren't named after the schemas in it. `path`: bytes. */
+static void count_names(refs *r, const json_t *v, size_t path)
+{
+    const char *key, *pattern = json_string_value(json_object_get(v, "pattern"));
+    json_t *properties = json_object_get(v, "properties"), *item;
+    if (!json_is_object(v)) return;
+    double n = (double)path * (1 + (double)json_array_size(json_object_get(v, "type")));
+    double optional = properties ? (double)chat_refs_optional(v) : 0;
+    /* All rules are copied for it, and each repetition is one. */
+    if (pattern) n += r->all->bytes / 8;
+    for (; pattern && *pattern; pattern++) n += *pattern == '{' ? (double)path : 0;
+    /* One for the pair, and the rest behind each that may be left out, anew for each of these. */
+    json_object_foreach(properties, key, item) {
+        n += (1 + optional / 2) * (double)(path + strlen(key));
+        r->all->bytes += 3.0 * (double)(path + strlen(key));
+    }
+    if (r->copying > 0) r->all->optional_work += optional * optional * optional;
+    r->all->letters += n;
+}
+
+/* The properties that a member of an `allOf` brings in by a `$ref`. */
+static size_t walk_copied(refs *r, const json_t *member, size_t path, double *optional)
+{
+    const char *text = ref_of(member);
+    const json_t *number = text ? json_object_get(r->numbers, text) : NULL;
+    if (++r->all->entries > MAX_ENTRIES) fails(r, too_much);
+    if (!number || r->fault) return 0;
+    const size_t i = (size_t)json_integer_value(number);
+    json_t *target = r->items[i].target;
+    if (r->items[i].copied) fails(r, "what a `$ref` in an `allOf` leads to holds that `allOf`");
+    if (!target || r->fault) return 0;
+    size_t levels = 0;
+    r->items[i].copied = true;
+    if (ref_of(target)) {
+        if (note(r, target, ref_of(target))) levels = walk_copied(r, target, path, optional);
+    } else if (!has_other_kind(target)) {
+        json_t *properties = json_object_get(target, "properties");
+        if (optional) *optional += (double)json_object_size(properties);
+        count_names(r, target, path);
+        r->copying++;
+        levels = walk_members(r, properties, path);
+        r->copying--;
+    }
+    r->items[i].copied = false; /* the items may lie elsewhere by now */
+    return levels;
+}
+
+static size_t walk_all_of(refs *r, json_t *members, size_t path)
+{
+    static const char *const unions[] = {"oneOf", "anyOf"};
+    json_t *member, *part;
+    size_t i, k, levels = 0;
+    double optional = 0;
+    json_array_foreach(members, i, member) {
+        if (ref_of(member)) {
+            if (!note(r, member, ref_of(member))) return 0;
+            levels = most(levels, 1);
+        } else {
+            levels = most(levels, walk(r, member, path + PART_BYTES));
+        }
+        if (!r->copies) continue;
+        levels = most(levels, walk_copied(r, member, path, NULL));
+        for (size_t u = 0; u < 2 && !ref_of(member); u++)
+            json_array_foreach(json_object_get(member, unions[u]), k, part)
+                levels = most(levels, walk_copied(r, part, path, &optional));
+    }
+    r->all->optional_work += optional * optional * optional;
+    r->all->letters += optional * optional / 2 * (double)path;
+    return levels;
+}
+
+static bool follow(refs *r, json_t *holder, const char *text)
+{
+    if (!note(r, holder, text)) return false;
+    r->items[json_integer_value(json_object_get(r->numbers, text))].followed = true;
+    return true;
+}
+
+/* All `$ref`s of a schema. `path`: bytes of names from the root. Returns the levels down to the deepest one, 0: there
+ * is none. */
+static size_t walk(refs *r, json_t *v, size_t path)
+{
     const char *key, *text = ref_of(v);
     json_t *item;
     size_t entries = 1 + json_object_size(v) + json_array_size(v), levels = 0;
     if ((r->all->entries += entries) > MAX_ENTRIES) fails(r, too_much);
     if (!r->fault && names_twice(json_object_get(v, "type"))) fails(r, "a `type` is named twice, or unknown");
-    if (r->fault || (text && !note(r, v, text))) return 0;
+    if (r->depth > MAX_LEVELS) fails(r, too_deep);
+    if (r->fault || (text && !follow(r, v, text))) return 0;
+    if (r->copies) count_names(r, v, path);
+    r->depth++;
     json_object_foreach(v, key, item) {
         if (listed(data, key)) continue;
-        size_t times = strcmp(key, "allOf") == 0 ? times_all_of(v) : 1;
-        bool several = listed(maps, key) || json_is_array(item);
-        for (; times > 0; times--) {
-            size_t inner = several ? walk_members(r, item) : walk(r, item);
+        if (r->copies && (strcmp(key, "$defs") == 0 || strcmp(key, "definitions") == 0)) continue;
+        bool all_of = strcmp(key, "allOf") == 0, several = listed(maps, key) || json_is_array(item);
+        size_t inner_path = strcmp(key, "properties") == 0 ? path : path + PART_BYTES;
+        for (size_t times = all_of ? times_all_of(v) : 1; times > 0; times--) {
+            size_t inner = all_of && is_all_of(v) ? walk_all_of(r, item, path)
+                           : several              ? walk_members(r, item, inner_path)
+                                                  : walk(r, item, inner_path);
             if (inner > 0) levels = most(levels, inner + several);
         }
     }
+    r->depth--;
     return text || levels > 0 ? levels + 1 : 0;
 }
 
@@ -202,11 +344,20 @@ static void open_unions(refs *r, const json_t *v)
 static void check(refs *r)
 {
     size_t levels = 0;
-    walk(r, r->schema);
+    walk(r, r->schema, 0);
     for (size_t i = 0; i < r->n && !r->fault; i++) {
-        if (r->items[i].target) levels += walk(r, r->items[i].target);
-        if (levels > MAX_LEVELS) fails(r, "its `$ref`s lead too deep");
+        if (r->items[i].target) levels += walk(r, r->items[i].target, strlen(r->items[i].text));
+        if (levels > MAX_LEVELS) fails(r, too_deep);
     }
+    /* Once more, as they become rules: what is copied is one with what it is copied into. */
+    r->copies = true;
+    levels = walk(r, r->schema, 0);
+    for (size_t i = 0; i < r->n && !r->fault; i++) {
+        if (levels > MAX_LEVELS) fails(r, too_deep);
+        if (r->items[i].target && r->items[i].followed)
+            levels += walk(r, r->items[i].target, strlen(r->items[i].text));
+    }
+    if (levels > MAX_LEVELS) fails(r, too_deep);
     for (size_t i = 0; i < r->n && !r->fault; i++) {
         const char *next = r->items[i].text;
         while (next) {
@@ -220,6 +371,42 @@ static void check(refs *r)
     const char *name;
     json_t *property;
     json_object_foreach(json_object_get(r->schema, "properties"), name, property) open_unions(r, property);
+}
+
+/* ---- an `allOf` of nothing but a `$ref` ---- */
+
+static bool has_only(const json_t *v, const char *key, const char *const *remarks)
+{
+    const char *name;
+    json_t *item;
+    json_object_foreach((json_t *)v, name, item) {
+        if (strcmp(name, key) != 0 && !listed(remarks, name)) return false;
+    }
+    return true;
+}
+
+bool chat_refs_unwrap(json_t *v)
+{
+    /* Keywords that say nothing of a value; the first four stay where they are. */
+    static const char *const remarks[] = {"$schema", "$id", "$defs", "definitions", "title", "description", "default",
+                                          "examples", "deprecated", "readOnly", "writeOnly", "$comment", NULL};
+    const char *key, *name;
+    json_t *item, *inner, *all_of = json_object_get(v, "allOf"), *member = json_array_get(all_of, 0);
+    size_t i;
+    bool changed = false;
+    if (json_array_size(all_of) == 1 && ref_of(member) && has_only(v, "allOf", remarks) &&
+        has_only(member, "$ref", remarks + 4) && json_object_update_missing(v, member) == 0)
+        changed = json_object_del(v, "allOf") == 0;
+    json_object_foreach(v, key, item) {
+        if (listed(data, key)) continue;
+        if (listed(maps, key)) {
+            json_object_foreach(item, name, inner) changed |= chat_refs_unwrap(inner);
+        } else {
+            changed |= chat_refs_unwrap(item);
+        }
+        json_array_foreach(item, i, inner) changed |= chat_refs_unwrap(inner);
+    }
+    return changed;
 }
 
 /* ---- named ---- */

@@ -16,9 +16,11 @@
 
 enum {
     MAX_SCHEMA_BYTES = 256 << 10,
+    MAX_NAME_BYTES = 512,   /* of a property, a definition, a `$ref`: llama.cpp takes stack for each of their bytes */
     MAX_PATTERN_BYTES = 2048,
     MAX_PATTERN_DEPTH = 32, /* of parentheses; those who read them do it recursively */
     MAX_OPTIONAL = 1000,    /* properties of an object, for which llama.cpp takes time by their third power: seconds */
+    MAX_LETTERS = 32 << 20, /* of rules' names, which hold the whole way from the root */
     NONCE_BYTES = 12,
     INDEX_DIGITS = 6,
 };
@@ -425,6 +427,8 @@ static bool deep_pattern(const char *s)
     return false;
 }
 
+_Static_assert(MAX_NAME_BYTES == 512, "as schema_fault() says");
+
 /* NULL, or why a schema of bounded depth may not be read by llama.cpp. Looks at all that a $ref could lead to. */
 static const char *schema_fault(const json_t *v)
 {
@@ -436,6 +440,9 @@ static const char *schema_fault(const json_t *v)
     }
     json_object_foreach((json_t *)v, key, item) {
         const char *text = json_string_value(item);
+        if (strlen(key) > MAX_NAME_BYTES) return "a name is longer than 512 bytes";
+        if (text && strcmp(key, "$ref") == 0 && strlen(text) > MAX_NAME_BYTES)
+            return "a `$ref` is longer than 512 bytes";
         if (text && strcmp(key, "pattern") == 0) {
             if (strlen(text) > MAX_PATTERN_BYTES) return "a pattern is too long";
             if (deep_pattern(text)) return "a pattern has too many parentheses inside one another";
@@ -449,16 +456,8 @@ static const char *schema_fault(const json_t *v)
 static size_t count_optional(const json_t *v)
 {
     static const char *const parts[] = {"allOf", "anyOf", "oneOf"};
-    const json_t *properties = json_object_get(v, "properties"), *required = json_object_get(v, "required");
-    json_t *item, *names = json_object();
-    size_t i, n = json_object_size(properties);
-    json_array_foreach((json_t *)required, i, item) {
-        const char *name = json_string_value(item);
-        if (!names || !name || json_object_get(names, name) || !json_object_get(properties, name)) continue;
-        json_object_set_nocheck(names, name, item);
-        n--;
-    }
-    json_decref(names);
+    json_t *item;
+    size_t i, n = chat_refs_optional(v);
     for (size_t k = 0; k < sizeof parts / sizeof parts[0]; k++) {
         if (k > 0 && !json_object_get(v, "allOf")) break; /* by itself each is an object of its own */
         json_array_foreach(json_object_get(v, parts[k]), i, item) n += count_optional(item);
@@ -510,12 +509,17 @@ static int take_schema(schemas *s, const chat_way *way, const char **text, bool 
     char *dumped = NULL;
     const char *fault = v ? schema_fault(v) : "it can't be read";
     int rc = fault ? oai_fail(e, 400, "invalid_schema", param, "the JSON schema: %s", fault) : 0;
+    /* A `$ref` into an `allOf` needs that to stay. */
+    bool unwrapped = rc == 0 && way->schema && !strstr(*text, "/allOf/") && chat_refs_unwrap(v);
     if (rc == 0 && strict && way->schema) rc = chat_strict_check(way, v, param, e);
     if (rc == 0 && way->schema) rc = chat_refs_settle(&s->refs, v, param, &rewritten, e);
-    if (rc == 0 && (s->work += optional_work(v) + optional_work(s->refs.again)) >
+    if (rc == 0 && (s->work += optional_work(v) + optional_work(s->refs.again)) + s->refs.optional_work >
                        (double)MAX_OPTIONAL * MAX_OPTIONAL * MAX_OPTIONAL)
         rc = oai_fail(e, 400, "invalid_schema", param, "the JSON schema: too many properties may be left out");
-    if (rc == 0 && rewritten) {
+    if (rc == 0 && s->refs.letters > MAX_LETTERS)
+        rc = oai_fail(e, 400, "invalid_schema", param,
+                      "the JSON schema: its properties' names, each with those around it, are too long");
+    if (rc == 0 && (rewritten || unwrapped)) {
         dumped = json_dumps(v, JSON_COMPACT);
         if (dumped && chat_texts_add(&s->texts, dumped)) *text = s->texts.items[s->texts.n - 1];
         else rc = no_memory(e);

@@ -503,6 +503,7 @@ static char *with_schemas(bool tools, const char *const *schemas)
 #define OR_NULL(schema) "{\"anyOf\":[" schema ",{\"type\":\"null\"}]}"
 #define REF(to) "{\"$ref\":\"" to "\"}"
 #define NEXT(to) "\"v\":{\"type\":\"integer\"},\"next\":" OR_NULL(REF(to))
+#define REF_N "{\"$ref\":\"#/$defs/N\",\"$defs\":{\"N\":"
 #define BOTH "\"required\":[\"v\",\"next\"]"
 #define ITEM(type) OBJECT("\"item\":" REF("#/$defs/Item")) ",\"required\":[\"item\"],\"$defs\":{\"Item\":" \
     OBJECT("\"k\":{\"type\":\"" type "\"}") ",\"required\":[\"k\"]}}}"
@@ -534,6 +535,14 @@ static void test_refs(void **unused)
         /* through a definition, that itself leads to the root, which is a reference */
         {"{\"$ref\":\"#/$defs/a\",\"$defs\":{\"a\":" OBJECT("\"x\":" REF("#")) "}}}",
          {{true, "{\"x\":{\"x\":{}}}"}, {false, "{\"x\":1}"}, {false, "{\"y\":{}}"}}},
+        /* an `allOf` of a reference alone, as pydantic writes it */
+        {"{\"$ref\":\"#/definitions/N\",\"definitions\":{\"N\":"
+         OBJECT("\"next\":{\"title\":\"Next\",\"default\":null,\"allOf\":[" REF("#/definitions/N") "]}") "}}}",
+         {{true, "{\"next\":{\"next\":{}}}"}, {false, "{\"next\":{\"next\":1}}"}, {false, "{\"next\":null}"}}},
+        {OBJECT("\"e\":{\"allOf\":[{\"$ref\":\"#/$defs/E\",\"title\":\"t\"}]},\"allOf\":{\"allOf\":["
+                REF("#/$defs/S") "]}")
+         ",\"$defs\":{\"E\":{\"enum\":[1,2]},\"S\":{\"type\":\"string\",\"pattern\":\"^a$\"}}}",
+         {{true, "{\"e\":2,\"allOf\":\"a\"}"}, {false, "{\"e\":3}"}, {false, "{\"allOf\":\"b\"}"}}},
         /* values, and names of properties */
         {OBJECT("\"$ref\":{\"type\":\"null\",\"default\":" REF("#") "},\"c\":{\"const\":" REF("#")
                 "},\"e\":{\"enum\":[" REF("#") ",1],\"examples\":[" REF("#/nowhere") "]},\"z\":" REF("#")) "}",
@@ -587,6 +596,30 @@ static void test_refs(void **unused)
     chat_plan_free(p);
     free(body);
 
+    /* What an `allOf` copies ends where a rule is made, or where the `allOf` doesn't count, beside properties. A
+     * pointer into one leads somewhere. */
+    static const struct {
+        const char *schema, *text;
+    } ends[] = {
+        {"{\"allOf\":[" REF("#/$defs/N") ",{\"properties\":{\"b\":{\"type\":\"null\"}}}],\"$defs\":{\"N\":"
+         OBJECT("\"a\":" REF("#/$defs/N")) "}}}",
+         "{\"a\":{\"a\":{}},\"b\":null}"},
+        {OBJECT("\"a\":" OBJECT("\"a\":" REF("#/$defs/N")) ",\"allOf\":[" REF("#") ",{}]}")
+         ",\"$defs\":{\"N\":" OBJECT("\"a\":" REF("#/$defs/N")) "}}}",
+         "{\"a\":{\"a\":{}}}"},
+        {OBJECT("\"a\":{\"allOf\":[" REF("#/$defs/N") "]},\"b\":" REF("#/properties/a/allOf/0"))
+         ",\"$defs\":{\"N\":{\"type\":\"null\"}}}",
+         "{\"b\":null}"},
+    };
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        body = with_schemas(false, (const char *const[]){ends[i].schema, NULL});
+        memcpy(strstr(body, "\"strict\":true"), "\"strict\":null", 13);
+        p = make_plan(t, true, body);
+        if (!grammar_takes(m, p, ends[i].text, NULL)) fail_msg("%s", body);
+        chat_plan_free(p);
+        free(body);
+    }
+
     /* What has no end, or takes llama.cpp too long to follow. */
     static const struct {
         const char *schema, *part;
@@ -595,10 +628,20 @@ static void test_refs(void **unused)
         {"{\"allOf\":[" REF("#/$defs/a") "],\"$defs\":{\"a\":" REF("#/$defs/b") ",\"b\":" REF("#/$defs/a") "}}",
          "but itself"},
         {"{\"anyOf\":[" REF("#/enum/0") "],\"enum\":[" REF("#/enum/00") "]}", "but itself"},
+        /* by what is copied into an `allOf` */
+        {REF_N OBJECT("\"next\":{\"allOf\":[" REF("#/$defs/N") ",{\"type\":\"object\"}]}") "}}}", "holds that"},
+        {REF_N OBJECT("\"next\":{\"type\":[\"null\",\"object\"],\"allOf\":[" REF("#/$defs/N") "]}") "}}}",
+         "holds that"},
+        {REF_N OBJECT("\"a\":{\"items\":{\"anyOf\":[{\"allOf\":[{\"oneOf\":[" REF("#/$defs/M") "]}]},{}]}}")
+         "},\"M\":{\"$ref\":\"#/$defs/N\"}}}", "holds that"},
+        {OBJECT("\"a\":{\"allOf\":[" REF("#") ",{\"minProperties\":1}]}") "}", "holds that"},
+        {REF_N OBJECT("\"a\":{\"type\":null,\"allOf\":[" REF("#/$defs/N") ",{}]}") "}}}", "holds that"},
+        {REF_N OBJECT("\"a\":{\"type\":\"\",\"allOf\":[" REF("#/$defs/N") ",{}]}") "}}}", "holds that"},
         {OBJECT("\"a\":" REF("#/$defs/x")) "}", "cannot resolve"},
         {OBJECT("\"a\":" REF("http://localhost/a")) "}", "unsupported"},
         {OBJECT("\"a\":" REF("#")) ",\"$defs\":3}", "isn't an object"},
         {"{\"type\":[\"array\",\"array\"],\"items\":{}}", "named twice"},
+        {"{\"type\":[null,\"\"],\"allOf\":[{}]}", "named twice"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         for (int tools = 0; tools < 2; tools++) {
@@ -637,6 +680,116 @@ static void test_refs(void **unused)
         free(text);
         json_decref(schema);
     }
+    chat_template_close(t);
+    llama_model_free(m);
+}
+
+/* For an answer in JSON, or the arguments of a tool. */
+static char *with_schema(bool tools, json_t *schema)
+{
+    json_t *body =
+        tools ? json_pack("{s:[{s:s,s:s}],s:[{s:s,s:{s:s,s:o}}]}", "messages", "role", "user", "content", "a", "tools",
+                          "type", "function", "function", "name", "f", "parameters", schema)
+              : json_pack("{s:s,s:{s:s,s:o}}", "prompt", "a", "response_format", "type", "json_object", "schema",
+                          schema);
+    assert_non_null(body);
+    char *text = json_dumps(body, 0);
+    json_decref(body);
+    return text;
+}
+
+/* The definitions a0, a1, ...: each holds the next one twice, copied. */
+static json_t *copied_twice(int n)
+{
+    json_t *defs = json_pack("{s:{s:{s:{}}}}", "z", "properties", "z");
+    for (int i = 0; i < n; i++) {
+        char name[16], next[32];
+        snprintf(name, sizeof name, "a%d", i);
+        snprintf(next, sizeof next, i + 1 < n ? "#/$defs/a%d" : "#/$defs/z", i + 1);
+        json_t *part = json_pack("{s:[{s:s},{s:s}]}", "allOf", "$ref", next, "$ref", "#/$defs/z");
+        json_object_set_new(defs, name, json_pack("{s:{s:O,s:o}}", "properties", "x", part, "y", part));
+    }
+    return json_pack("{s:s,s:o}", "$ref", "#/$defs/a0", "$defs", defs);
+}
+
+/* For each byte of a name llama.cpp takes stack, and a rule's name holds those of all that is around it. */
+static void test_names(void **unused)
+{
+    (void)unused;
+    struct llama_model *m = make_model(tool_template, false);
+    chat_template *t = open_way(&chat_way_common, m, NULL);
+    static const struct {
+        const char *letter;
+        size_t n;
+        const char *in, *part;
+    } cases[] = {
+        {"_", 512, "properties", NULL},
+        {"_", 513, "properties", "512 bytes"},
+        {"_", 30000, "properties", "512 bytes"},
+        {"\xc3\xa9", 256, "properties", NULL},
+        {"\xc3\xa9", 15000, "properties", "512 bytes"},
+        {"a", 512, "properties", NULL},
+        {"a", 50000, "properties", "512 bytes"},
+        {"a", 513, "$defs", "512 bytes"},
+        {"a", 513, "definitions", "512 bytes"},
+        {"a", 513, "patternProperties", "512 bytes"},
+        {"_", 504, "$ref", "cannot resolve"},
+        {"_", 505, "$ref", "512 bytes"},
+        {"_", 30000, "$ref", "512 bytes"},
+    };
+    for (size_t i = 0; i < 2 * sizeof cases / sizeof cases[0]; i++) {
+        const char *letter = cases[i / 2].letter, *in = cases[i / 2].in;
+        char *name = calloc(1, 8 + cases[i / 2].n * strlen(letter) + 1), *to = name;
+        bool is_ref = strcmp(in, "$ref") == 0;
+        if (is_ref) to = stpcpy(to, "#/$defs/");
+        for (size_t k = 0; k < cases[i / 2].n; k++) to = stpcpy(to, letter);
+        json_t *schema = is_ref ? json_pack("{s:{s:{s:s}}}", "properties", "x", in, name)
+                                : json_pack("{s:b,s:{s:{}}}", "additionalProperties", 1, in, name);
+        char *body = with_schema(i % 2, schema);
+        if (cases[i / 2].part) refuse_plan(t, !!(i % 2), body, cases[i / 2].part);
+        else chat_plan_free(make_plan(t, !!(i % 2), body));
+        free(body);
+        free(name);
+    }
+
+    /* One inside the other: what costs a tenth of a second, and what would cost half a minute. */
+    for (int n = 100; n <= 4000; n *= 40) {
+        char name[512] = {0};
+        memset(name, 'n', sizeof name - 1);
+        json_t *schema = json_object(), *properties = json_object(), *required = json_array();
+        for (int i = 0; i < n; i++) {
+            char leaf[16];
+            snprintf(leaf, sizeof leaf, "p%d", i);
+            json_object_set_new(properties, leaf, json_object());
+            json_array_append_new(required, json_string(leaf));
+        }
+        json_object_update_new(schema, json_pack("{s:o,s:o}", "properties", properties, "required", required));
+        for (int i = 0; i < 20; i++) schema = json_pack("{s:{s:o}}", "properties", name, schema);
+        char *body = with_schema(false, schema);
+        if (n == 100) chat_plan_free(make_plan(t, false, body));
+        else refuse_plan(t, false, body, "are too long");
+        free(body);
+    }
+
+    /* What is copied is built for each place that it is copied to. */
+    for (int n = 4; n <= 30; n += 26) {
+        char *body = with_schema(false, copied_twice(n));
+        if (n == 4) chat_plan_free(make_plan(t, false, body));
+        else refuse_plan(t, false, body, "too much");
+        free(body);
+    }
+    json_t *properties = json_object(), *required = json_array();
+    for (int i = 0; i < 2000; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "p%d", i);
+        json_object_set_new(properties, name, json_object());
+        json_array_append_new(required, json_string(name));
+    }
+    json_t *copied = json_pack("{s:[{s:[{s:s}]},{}],s:{s:{s:o,s:o}}}", "allOf", "anyOf", "$ref", "#/$defs/a", "$defs",
+                               "a", "properties", properties, "required", required);
+    char *body = with_schema(false, copied);
+    refuse_plan(t, false, body, "may be left out");
+    free(body);
     chat_template_close(t);
     llama_model_free(m);
 }
@@ -1172,6 +1325,7 @@ int main(void)
         cmocka_unit_test(test_arguments_stay_as_they_are),
         cmocka_unit_test(test_schema),
         cmocka_unit_test(test_refs),
+        cmocka_unit_test(test_names),
         cmocka_unit_test(test_many_properties),
         cmocka_unit_test(test_odd_schemas),
         cmocka_unit_test(test_template_without_tools),
