@@ -72,12 +72,14 @@ checked = $(call ready); echo "== building with preset $(1) (in $(2)/)"; $(call 
 	echo "== testing with preset $(1)"; \
 	ctest --preset $(1) -j $(J) -L '$(3)' $(CTEST_ARGS) || { $(call fail,tests with preset $(1) failed$(comma) see above); }
 
-# All but what runs the program: that has a model in it, and llama.cpp, which isn't instrumented.
+# Not the label `build`: tests that build the project once more.
 without_program = unit|model|fault|fuzz
+all_but_builds = $(without_program)|cli|e2e
 
 .PHONY: asan
-asan: ## build with AddressSanitizer and UBSan, run all tests but those of the whole program (20 minutes)
-	@$(call checked,asan-ubsan,build-asan,$(without_program),$(llama_flag))
+asan: ## build with AddressSanitizer and UBSan, run all tests, those of the whole program too (40 minutes)
+	@if [ $(LLAMA) != OFF ]; then $(MAKE) llama model || exit 1; fi
+	$(call checked,asan-ubsan,build-asan,$(all_but_builds),$(llama_flag))
 
 .PHONY: tsan
 tsan: ## build without llama.cpp with ThreadSanitizer, run all tests of that (half an hour)

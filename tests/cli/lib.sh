@@ -4,6 +4,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")" || exit 1
 tmp=$(mktemp -d)
 trap 'chmod -R u+rwX "$tmp" 2>/dev/null; rm -rf "$tmp"' EXIT
 export IMPRESS_WHOLE_BELOW=0 # texts of tests are short
+export IMPRESS_THREADS=1 # tests run side by side
 export HOME=$tmp XDG_CACHE_HOME=$tmp/cache XDG_CONFIG_HOME=$tmp/config
 failures=0
 
