@@ -2,7 +2,6 @@
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +16,7 @@
 #include "metrics.h"
 #include "model.h"
 #include "store_options.h"
+#include "text.h"
 
 typedef struct serve_settings {
     store_settings store;
@@ -105,15 +105,6 @@ const opt_command serve_command = {
     sizeof options / sizeof *options,
 };
 
-/* Is it UTF-8? */
-static bool is_text(const char *s)
-{
-    json_t *text = json_string(s);
-    bool is = text != NULL;
-    json_decref(text);
-    return is;
-}
-
 static int check(const serve_settings *s)
 {
     if (!s->model) return opt_misuse(&serve_command, "no model: -m MODEL.gguf");
@@ -128,7 +119,8 @@ static int check(const serve_settings *s)
         return opt_misuse(&serve_command, "--cache-type: `%s` is not one of f16, q8_0", s->cache_type);
     if (s->n_ubatch == 0 || s->n_batch < s->n_slots + 64)
         return opt_misuse(&serve_command, "--batch-size wants at least 64 more than there are slots, --ubatch-size 1");
-    if (s->alias && !is_text(s->alias)) return opt_misuse(&serve_command, "--alias isn't UTF-8");
+    if (s->alias && text_utf8(s->alias, strlen(s->alias)) < strlen(s->alias))
+        return opt_misuse(&serve_command, "--alias isn't UTF-8");
     if (!s->tls_cert != !s->tls_key) return opt_misuse(&serve_command, "--tls-cert and --tls-key go together");
     if (s->timeout_s == 0 || s->limit_s == 0 || s->connections == 0 || s->slice_ms == 0)
         return opt_misuse(&serve_command, "--timeout, --time-limit, --connections and --slice want at least 1");
@@ -158,7 +150,7 @@ static void name_model(server *v)
     char *dot = s->alias ? NULL : strrchr(v->name, '.');
     if (dot && !strcmp(dot, ".gguf")) *dot = '\0';
     /* A file may be called anything; replies are UTF-8. It may have been cut within a character, too. */
-    for (char *c = is_text(v->name) ? NULL : v->name; c && *c; c++)
+    for (char *c = v->name + text_utf8(v->name, strlen(v->name)); *c; c++)
         if ((unsigned char)*c >= 0x80) *c = '_';
     struct stat st;
     v->api.model = (oai_model){v->name, stat(s->model, &st) == 0 ? (int64_t)st.st_mtime : 0, v->api.n_ctx};
@@ -283,30 +275,14 @@ static void log_listening(const server *v)
 
 /* While the server starts, which takes long where a model is large, a signal ends it as it would end any program: there
  * is nothing yet that would have to be saved. */
-typedef struct starting {
-    const sigset_t *signals;
-    pthread_t thread;
-    atomic_bool over;
-    bool watched;
-} starting;
-
 static void *watch_start(void *user)
 {
-    starting *w = user;
-    while (!atomic_load(&w->over)) {
-        struct timespec tick = {.tv_nsec = 50000000};
-        int signal = sigtimedwait(w->signals, NULL, &tick);
-        if (signal <= 0) continue;
-        pthread_sigmask(SIG_UNBLOCK, w->signals, NULL);
-        raise(signal);
-    }
+    const sigset_t *signals = user;
+    int signal;
+    while (sigwait(signals, &signal) != 0) continue; /* where it is cancelled */
+    pthread_sigmask(SIG_UNBLOCK, signals, NULL);
+    raise(signal);
     return NULL;
-}
-
-static void end_start(starting *w)
-{
-    atomic_store(&w->over, true);
-    if (w->watched) pthread_join(w->thread, NULL);
 }
 
 /* Wait for SIGTERM or SIGINT; let what runs come to its end, up to --drain seconds or a second signal. */
@@ -378,10 +354,13 @@ int cmd_serve(int argc, char **argv)
     sigaddset(&signals, SIGINT);
     pthread_sigmask(SIG_BLOCK, &signals, NULL);
     app_log_show(s.verbose);
-    starting start = {.signals = &signals};
-    start.watched = pthread_create(&start.thread, NULL, watch_start, &start) == 0;
+    pthread_t watch;
+    bool watched = pthread_create(&watch, NULL, watch_start, &signals) == 0;
     rc = open_server(&v, &store_opts);
-    end_start(&start);
+    if (watched) {
+        pthread_cancel(watch);
+        pthread_join(watch, NULL);
+    }
     if (rc == 0) {
         log_listening(&v);
         serve_until_told(&v, &signals);
