@@ -523,8 +523,8 @@ static void take_output(engine *e, slot *s)
                       : "the grammar or schema leaves no token that could come next");
         return;
     }
+    metric_add(j->tenant, METRIC_GENERATED_TOKENS, 1); /* before the client may have its answer and look */
     job_add_token(j, e->vocab, s->next, logits);
-    metric_add(j->tenant, METRIC_GENERATED_TOKENS, 1);
     if (job_ended(j)) job_done(e, leave_slot(e, s));
 }
 
