@@ -56,7 +56,7 @@ demo: deps llama model build ## everything from nothing: the main job on a real 
 test: deps ## build and run all tests (up to 15 minutes)
 	@if [ $(LLAMA) != OFF ]; then $(MAKE) llama model || exit 1; fi
 	echo "== building with tests (release, in build/)"
-	$(call configure,build,release,$(llama_flag) -DBUILD_TESTING=ON -DIMPRESS_NESTED_TESTS=ON)
+	$(call configure,build,release,$(llama_flag) -DBUILD_TESTING=ON -DIMPRESS_NESTED_TESTS=ON -DIMPRESS_WERROR=ON)
 	cmake --build build -j $(J) || { $(call fail,building failed$(comma) see above); }
 	echo "== testing"
 	ctest --test-dir build --progress --output-on-failure -j $(J) $(CTEST_ARGS) || { $(call fail,tests failed$(comma) see above); }

@@ -16,4 +16,4 @@ cmake --build "$build" -j "$(nproc)" >"$build/build.log" 2>&1 ||
     { grep -E 'error|warning|FAILED' "$build/build.log" | head -n 60; echo "whole log: $build/build.log"; exit 1; }
 echo "built without warnings"
 [ "$what" = unit ] || exit 0
-UBSAN_OPTIONS=print_stacktrace=1 ctest --test-dir "$build" --output-on-failure -j "$(nproc)" -L unit
+UBSAN_OPTIONS=print_stacktrace=1 ctest --test-dir "$build" --output-on-failure -j $(($(nproc) + 2)) -L unit # some of them wait

@@ -2,8 +2,8 @@
 # A look into a store, flipped bytes, lost catalogues, weights that differ in one byte.
 . "$(dirname "$0")/lib.sh"
 need_model
-words 260 3 >"$tmp/a.txt"
-words 260 4 >"$tmp/b.txt"
+words 120 3 >"$tmp/a.txt"
+words 120 4 >"$tmp/b.txt"
 run() { "$IMPRESS" run -m "${model:-$IMPRESS_MODEL}" -f "$tmp/$1.txt" -n 2 --raw --store "$tmp/store" -p 'And so?' --json 2>"$tmp/err" >"$tmp/$1.json" || fail "run $1: $(cat "$tmp/err")"; }
 nodes() { "$IMPRESS" ls "$tmp/store" --json >"$tmp/ls.json" && json "$tmp/ls.json" 'len(d)'; }
 

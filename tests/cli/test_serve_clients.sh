@@ -10,7 +10,7 @@ import prometheus
 from serve import *
 
 # Eight clients, four slots, one prefix that is new: it is computed once.
-prefix = words(200, 4)
+prefix = words(125, 4)
 
 
 def computed_once(s):

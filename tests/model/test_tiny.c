@@ -402,7 +402,7 @@ static void test_faults(void **state)
     };
     for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
         bool reached = true;
-        for (uint64_t nth = 1; reached; nth++) {
+        for (uint64_t nth = 1; reached; nth += imp_test_step()) {
             imp_io_fault fault = faults[i];
             fault.nth = nth;
             int rule = imp_io_fault_add(&fault);
