@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 #include "impress/impress.h"
-#include "serve/chat_tokenize.h"
 #include "text.h"
+#include "tokenize.h"
 
 int app_fail(const char *fmt, ...)
 {
@@ -161,17 +161,7 @@ int app_read_text(const char *path, char **text, size_t *n_bytes)
 bool app_prompt_append(const struct llama_vocab *vocab, app_prompt *p, const char *text, size_t n_bytes, bool bos,
                        bool special)
 {
-    if (n_bytes > INT32_MAX / 2) return false;
-    int32_t need = chat_tokenize(vocab, text, n_bytes, NULL, 0, bos, special);
-    if (need >= 0 || need == INT32_MIN) return need == 0;
-    need = -need;
-    llama_token *grown = realloc(p->tokens, (p->n + (size_t)need) * sizeof *grown);
-    if (!grown) return false;
-    p->tokens = grown;
-    int32_t got = chat_tokenize(vocab, text, n_bytes, p->tokens + p->n, need, bos, special);
-    if (got < 0) return false;
-    p->n += (size_t)got;
-    return true;
+    return app_tokenize_more(vocab, text, n_bytes, bos, special, &p->tokens, &p->n);
 }
 
 /* The template's text before and after one user message. The buffers belong to the caller. */

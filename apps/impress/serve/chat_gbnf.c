@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "chat_tokenize.h"
+#include "tokenize.h"
 
 enum {
     MAX_DEPTH = 128,           /* of parentheses, which are read recursively */
@@ -256,7 +256,7 @@ static bool read_token(reader *r, elements *e)
         unsigned long number = is_digit(begin[2]) ? strtoul(begin + 2, &behind, 10) : ULONG_MAX;
         if (number > INT32_MAX || behind[0] != ']' || behind + 1 != end) return fails(r, not_gbnf);
         token[0] = (llama_token)number;
-    } else if (r->vocab && chat_tokenize(r->vocab, begin, (size_t)(r->at - begin), token, 2, false, true) != 1) {
+    } else if (r->vocab && app_tokenize(r->vocab, begin, (size_t)(r->at - begin), token, 2, false, true) != 1) {
         return fails(r, not_gbnf);
     }
     return push(r, e, other ? GBNF_NO_TOKEN : GBNF_TOKEN, (uint32_t)token[0]);

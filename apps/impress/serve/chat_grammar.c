@@ -14,6 +14,7 @@
 #include "chat_match.h"
 #include "chat_mute.h"
 #include "chat_ways.h"
+#include "tokenize.h"
 
 enum {
     MAX_PIECE_BYTES = 512,
@@ -91,7 +92,7 @@ static bool accept_prefill(chat_grammar *g)
     const char *text = g->p->r.prefill;
     llama_token *tokens = NULL;
     size_t n = 0;
-    bool ok = chat_append_tokens(g->p->vocab, text, strlen(text), true, &tokens, &n);
+    bool ok = app_tokenize_more(g->p->vocab, text, strlen(text), false, true, &tokens, &n);
     for (size_t i = 0; ok && i < n; i++) {
         char piece[MAX_PIECE_BYTES];
         int32_t bytes = llama_token_to_piece(g->p->vocab, tokens[i], piece, sizeof piece, 0, true);

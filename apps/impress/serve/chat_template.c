@@ -11,8 +11,8 @@
 #include "chat_match.h"
 #include "chat_refs.h"
 #include "chat_strict.h"
-#include "chat_tokenize.h"
 #include "chat_ways.h"
+#include "tokenize.h"
 
 enum {
     MAX_SCHEMA_BYTES = 256 << 10,
@@ -82,28 +82,6 @@ bool chat_random_digits(char *out, size_t n)
     if (n > sizeof bytes || getrandom(bytes, n, 0) != (ssize_t)n) return false;
     for (size_t i = 0; i < n; i++) snprintf(out + 2 * i, 3, "%02x", bytes[i]);
     return true;
-}
-
-bool chat_append_tokens(const struct llama_vocab *vocab, const char *text, size_t n_bytes, bool special,
-                        llama_token **tokens, size_t *n_tokens)
-{
-    if (n_bytes == 0) return true;
-    errno = 0;
-    if (n_bytes > INT32_MAX / 4) return false;
-    /* Mostly there are fewer tokens than bytes; where not (a blank put in front, bytes as tokens), it is told. */
-    size_t room = n_bytes + 8;
-    for (;;) {
-        llama_token *grown = realloc(*tokens, (*n_tokens + room) * sizeof *grown);
-        if (!grown) return false;
-        *tokens = grown;
-        int32_t n = chat_tokenize(vocab, text, n_bytes, grown + *n_tokens, (int32_t)room, false, special);
-        if (n >= 0) {
-            *n_tokens += (size_t)n;
-            return true;
-        }
-        if (n == INT32_MIN || (size_t)-n <= room) return false;
-        room = (size_t)-n;
-    }
 }
 
 /* ---- the template of a model ---- */
@@ -399,7 +377,7 @@ static bool undisguise(const disguise *d, const char *prompt, chat_plan *p)
     for (;;) {
         const char *mark = strstr(prompt, d->nonce);
         size_t n = mark ? (size_t)(mark - prompt) : strlen(prompt);
-        if (!chat_append_tokens(p->vocab, prompt, n, true, &p->tokens, &p->n_tokens)) return false;
+        if (!app_tokenize_more(p->vocab, prompt, n, false, true, &p->tokens, &p->n_tokens)) return false;
         if (!mark) return true;
         char digits[INDEX_DIGITS + 1] = {0};
         prompt = mark + d->n_nonce;
@@ -409,7 +387,7 @@ static bool undisguise(const disguise *d, const char *prompt, chat_plan *p)
         if (end != digits + INDEX_DIGITS || index >= d->t->n_controls) continue; /* cut in two by the template */
         prompt += INDEX_DIGITS;
         const control *c = &d->t->controls[index];
-        if (!chat_append_tokens(p->vocab, c->text, c->n, false, &p->tokens, &p->n_tokens)) return false;
+        if (!app_tokenize_more(p->vocab, c->text, c->n, false, false, &p->tokens, &p->n_tokens)) return false;
     }
 }
 
@@ -482,12 +460,12 @@ static int no_memory(oai_error *e)
     return oai_fail(e, 500, NULL, NULL, "the server is out of memory");
 }
 
-/* Where chat_append_tokens() failed. */
+/* Where app_tokenize_more() failed. */
 static int no_tokens(const char *param, oai_error *e)
 {
     if (errno != EMSGSIZE) return no_memory(e);
     return oai_fail(e, 400, "invalid_value", param, "the prompt has more than %d characters without a line break",
-                    (int)CHAT_TOKENIZE_CHARACTERS);
+                    (int)APP_TOKENIZE_CHARACTERS);
 }
 
 /* A request's schemas: what they cost, and as they are handed on. */
@@ -604,7 +582,7 @@ static int plan_completion(const chat_template *t, const oai_request *r, chat_pl
         if (!*grammar) return no_memory(e);
     }
     if (r->prompt) {
-        bool ok = chat_append_tokens(t->vocab, r->prompt, strlen(r->prompt), true, &p->tokens, &p->n_tokens);
+        bool ok = app_tokenize_more(t->vocab, r->prompt, strlen(r->prompt), false, true, &p->tokens, &p->n_tokens);
         return ok ? 0 : no_tokens("prompt", e);
     }
     p->tokens = malloc(r->n_prompt_tokens * sizeof *p->tokens);
@@ -638,7 +616,7 @@ static bool find_shown(chat_plan *p)
     for (size_t i = 0; i < n; i++) {
         const char *text = p->r.preserved.items[i];
         llama_token token[2];
-        int32_t got = chat_tokenize(p->vocab, text, strlen(text), token, 2, false, true);
+        int32_t got = app_tokenize(p->vocab, text, strlen(text), token, 2, false, true);
         if (got == 1) p->shown[p->n_shown++] = token[0];
     }
     return true;

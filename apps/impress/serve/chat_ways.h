@@ -90,11 +90,6 @@ struct chat_plan {
     size_t n_shown;
 };
 
-/* n_bytes of text as tokens at the end of *tokens, which grows. False: no memory, or, with errno EMSGSIZE, see
- * chat_tokenize.h. */
-bool chat_append_tokens(const struct llama_vocab *vocab, const char *text, size_t n_bytes, bool special,
-                        llama_token **tokens, size_t *n_tokens);
-
 /* Random hexadecimal digits, 2 n of them and a NUL. False: the system has none. */
 bool chat_random_digits(char *out, size_t n);
 

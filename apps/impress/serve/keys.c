@@ -1,13 +1,13 @@
 #include "keys.h"
 
 #include <errno.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "model.h"
+#include "text.h"
 
 enum { MIN_KEY = 8 }; /* characters: what is shorter is a slip, not a secret */
 
@@ -59,9 +59,8 @@ static size_t tenant_of(key_ring *r, const char *key, const char *name)
 /* A name is shown to the admin, as a label of metrics, which are UTF-8. */
 static bool is_name(const char *name)
 {
-    json_t *text = json_string(name);
-    json_decref(text);
-    return text != NULL;
+    size_t n = strlen(name);
+    return text_utf8(name, n) == n;
 }
 
 static int add(key_ring *r, const char *key, const char *name, const char *where)

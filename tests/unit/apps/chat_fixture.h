@@ -20,6 +20,7 @@
 #include "serve/chat_template.h"
 #include "serve/chat_ways.h"
 #include "support/support.h"
+#include "tokenize.h"
 
 enum { N_BYTES = 256, N_SPECIAL = 6, START = N_BYTES, END, BOS, CALL, CALL_END, UNKNOWN_TOKEN };
 
@@ -186,7 +187,7 @@ static inline bool grammar_takes(const struct llama_model *m, const chat_plan *p
     assert_non_null(g);
     llama_token *tokens = NULL;
     size_t n = 0, taken = 0;
-    assert_true(chat_append_tokens(vocab, text, strlen(text), true, &tokens, &n));
+    assert_true(app_tokenize_more(vocab, text, strlen(text), false, true, &tokens, &n));
     bool ok = true;
     for (size_t i = 0; ok && i < n; i++) {
         char piece[64];

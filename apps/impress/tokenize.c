@@ -1,15 +1,15 @@
-/* chat_tokenize.c: a stack for llama.cpp's tokeniser.
+/* tokenize.c: a stack for llama.cpp's tokeniser.
  *
  * The patterns by which many models' texts are cut into words are std::regex's, which goes one call deeper with each
  * character of a match: 320 bytes with GCC's library, so that 26,000 equal letters are more than 8 MB. A text that may
  * match for long is cut on a thread of its own, whose stack is made for it; of that only what is used becomes memory.
  *
  * No pattern goes on from one line to the next, but for white space, and slashes, that follow line ends. */
-#include "chat_tokenize.h"
+#include "tokenize.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <string.h>
+#include <stdlib.h>
 
 enum {
     CHARACTER_BYTES = 512,
@@ -38,7 +38,7 @@ static void *work(void *arg)
     return NULL;
 }
 
-size_t chat_tokenize_stretch(const char *text, size_t n_bytes)
+size_t app_tokenize_stretch(const char *text, size_t n_bytes)
 {
     size_t longest = 0, n = 0;
     bool line_end = false;
@@ -71,12 +71,12 @@ static int run(task *t, size_t stack_bytes)
     return rc;
 }
 
-int32_t chat_tokenize(const struct llama_vocab *vocab, const char *text, size_t n_bytes, llama_token *tokens,
-                      int32_t room, bool bos, bool special)
+int32_t app_tokenize(const struct llama_vocab *vocab, const char *text, size_t n_bytes, llama_token *tokens,
+                     int32_t room, bool bos, bool special)
 {
     task t = {vocab, text, n_bytes, tokens, room, bos, special, INT32_MIN};
-    size_t n = n_bytes > SHORT_CHARACTERS ? chat_tokenize_stretch(text, n_bytes) : 0;
-    if (n_bytes > INT32_MAX || n > CHAT_TOKENIZE_CHARACTERS) {
+    size_t n = n_bytes > SHORT_CHARACTERS ? app_tokenize_stretch(text, n_bytes) : 0;
+    if (n_bytes > INT32_MAX || n > APP_TOKENIZE_CHARACTERS) {
         errno = EMSGSIZE;
         return INT32_MIN;
     }
@@ -90,4 +90,25 @@ int32_t chat_tokenize(const struct llama_vocab *vocab, const char *text, size_t 
     if (alone) pthread_mutex_unlock(&large);
     if (rc) errno = ENOMEM;
     return t.n;
+}
+
+bool app_tokenize_more(const struct llama_vocab *vocab, const char *text, size_t n_bytes, bool bos, bool special,
+                       llama_token **tokens, size_t *n)
+{
+    errno = 0;
+    if (n_bytes > INT32_MAX / 4) return false;
+    /* Mostly there are fewer tokens than bytes; where not (a blank put in front, bytes as tokens), it is told. */
+    size_t room = n_bytes + 8;
+    for (;;) {
+        llama_token *grown = realloc(*tokens, (*n + room) * sizeof *grown);
+        if (!grown) return false;
+        *tokens = grown;
+        int32_t got = app_tokenize(vocab, text, n_bytes, grown + *n, (int32_t)room, bos, special);
+        if (got >= 0) {
+            *n += (size_t)got;
+            return true;
+        }
+        if (got == INT32_MIN || (size_t)-got <= room) return false;
+        room = (size_t)-got;
+    }
 }

@@ -5,11 +5,11 @@
 #include <pthread.h>
 
 #include "model.h"
-#include "serve/chat_tokenize.h"
+#include "tokenize.h"
 
 static void check_stretch(const char *text, size_t n)
 {
-    size_t got = chat_tokenize_stretch(text, strlen(text));
+    size_t got = app_tokenize_stretch(text, strlen(text));
     if (got != n) fail_msg("%s: %zu", text, got);
 }
 
@@ -40,7 +40,7 @@ static void *tokenize(void *arg)
     llama_token *tokens = NULL;
     size_t n = 0;
     app_prompt prompt = {0};
-    bool ok = chat_append_tokens(j->vocab, j->text, j->n, true, &tokens, &n);
+    bool ok = app_tokenize_more(j->vocab, j->text, j->n, false, true, &tokens, &n);
     ok = app_prompt_append(j->vocab, &prompt, j->text, j->n, false, true) && ok;
     j->n = ok && n == prompt.n && memcmp(tokens, prompt.tokens, n * sizeof *tokens) == 0 ? n : 0;
     free(tokens);
@@ -82,7 +82,7 @@ static void test_too_long(void **unused)
     chat_template *t = NULL;
     oai_error e = {0};
     assert_int_equal(chat_template_open(m, NULL, &t, &e), 0);
-    const size_t n = CHAT_TOKENIZE_CHARACTERS + 1;
+    const size_t n = APP_TOKENIZE_CHARACTERS + 1;
     char *text = malloc(n + 1), *body = malloc(n + 128);
     assert_true(text && body);
     memset(text, 'a', n);
@@ -96,10 +96,10 @@ static void test_too_long(void **unused)
     const struct llama_vocab *vocab = llama_model_get_vocab(m);
     llama_token *tokens = NULL;
     size_t n_tokens = 0;
-    assert_false(chat_append_tokens(vocab, text, n, true, &tokens, &n_tokens));
+    assert_false(app_tokenize_more(vocab, text, n, false, true, &tokens, &n_tokens));
     assert_int_equal(errno, EMSGSIZE);
     text[n / 2] = '\n';
-    assert_true(chat_append_tokens(vocab, text, n, true, &tokens, &n_tokens));
+    assert_true(app_tokenize_more(vocab, text, n, false, true, &tokens, &n_tokens));
     assert_int_equal(n_tokens, n);
     free(tokens);
     free(text);
