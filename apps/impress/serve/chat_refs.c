@@ -16,6 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "chat_keywords.h"
+
 enum {
     MAX_ENTRIES = 1 << 20,   /* looked at, of what all `$ref`s of a request lead to */
     MAX_WAYS = 1 << 16,      /* through its unions */
@@ -28,10 +30,6 @@ enum {
 
 static const char no_memory[] = "the server is out of memory", too_much[] = "what its `$ref`s lead to is too much",
                   too_deep[] = "its `$ref`s lead too deep";
-
-/* Values are no schemas, and of a map of schemas the keys are no keywords. */
-static const char *const maps[] = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions", NULL};
-static const char *const data[] = {"enum", "const", "default", "examples", "required", NULL};
 
 typedef struct ref {
     char *text;
@@ -111,12 +109,6 @@ static bool note(refs *r, json_t *holder, const char *text)
     if (!r->items[r->n].text) return fails(r, no_memory);
     r->n++;
     return json_object_set_new(r->numbers, text, json_integer((json_int_t)r->n - 1)) == 0 || fails(r, no_memory);
-}
-
-static bool listed(const char *const *list, const char *name)
-{
-    while (*list && strcmp(*list, name) != 0) list++;
-    return *list != NULL;
 }
 
 static size_t most(size_t a, size_t b) { return a > b ? a : b; }
@@ -301,9 +293,9 @@ static size_t walk(refs *r, json_t *v, size_t path)
     if (r->copies) count_names(r, v, path);
     r->depth++;
     json_object_foreach(v, key, item) {
-        if (listed(data, key)) continue;
+        if (chat_listed(chat_keywords_data, key)) continue;
         if (r->copies && (strcmp(key, "$defs") == 0 || strcmp(key, "definitions") == 0)) continue;
-        bool all_of = strcmp(key, "allOf") == 0, several = listed(maps, key) || json_is_array(item);
+        bool all_of = strcmp(key, "allOf") == 0, several = chat_listed(chat_keywords_maps, key) || json_is_array(item);
         size_t inner_path = strcmp(key, "properties") == 0 ? path : path + PART_BYTES;
         for (size_t times = all_of ? times_all_of(v) : 1; times > 0; times--) {
             size_t inner = all_of && is_all_of(v) ? walk_all_of(r, item, path)
@@ -380,26 +372,24 @@ static bool has_only(const json_t *v, const char *key, const char *const *remark
     const char *name;
     json_t *item;
     json_object_foreach((json_t *)v, name, item) {
-        if (strcmp(name, key) != 0 && !listed(remarks, name)) return false;
+        if (strcmp(name, key) != 0 && !chat_listed(remarks, name)) return false;
     }
     return true;
 }
 
 bool chat_refs_unwrap(json_t *v)
 {
-    /* Keywords that say nothing of a value; the first four stay where they are. */
-    static const char *const remarks[] = {"$schema", "$id", "$defs", "definitions", "title", "description", "default",
-                                          "examples", "deprecated", "readOnly", "writeOnly", "$comment", NULL};
     const char *key, *name;
     json_t *item, *inner, *all_of = json_object_get(v, "allOf"), *member = json_array_get(all_of, 0);
     size_t i;
     bool changed = false;
-    if (json_array_size(all_of) == 1 && ref_of(member) && has_only(v, "allOf", remarks) &&
-        has_only(member, "$ref", remarks + 4) && json_object_update_missing(v, member) == 0)
+    if (json_array_size(all_of) == 1 && ref_of(member) && has_only(v, "allOf", chat_keywords_remarks) &&
+        has_only(member, "$ref", chat_keywords_remarks + CHAT_KEYWORDS_OF_PLACE) &&
+        json_object_update_missing(v, member) == 0)
         changed = json_object_del(v, "allOf") == 0;
     json_object_foreach(v, key, item) {
-        if (listed(data, key)) continue;
-        if (listed(maps, key)) {
+        if (chat_listed(chat_keywords_data, key)) continue;
+        if (chat_listed(chat_keywords_maps, key)) {
             json_object_foreach(item, name, inner) changed |= chat_refs_unwrap(inner);
         } else {
             changed |= chat_refs_unwrap(item);

@@ -3,13 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_COUNT = 2000 /* what llama.cpp's grammars can count; it takes more for endless */ };
+#include "chat_keywords.h"
 
-static bool listed(const char *const *list, const char *name)
-{
-    while (*list && strcmp(*list, name) != 0) list++;
-    return *list != NULL;
-}
+enum { MAX_COUNT = 2000 /* what llama.cpp's grammars can count; it takes more for endless */ };
 
 /* Whether a pattern takes part in the grammar: llama.cpp takes any string for one that it can't do, as for `x`, which
  * isn't anchored. */
@@ -27,10 +23,6 @@ static bool pattern_kept(const chat_way *way, const json_t *pattern)
     json_decref(with);
     return kept;
 }
-
-/* Keywords that say nothing of a value. */
-static const char *const remarks[] = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
-                                      "$schema", "$id", "$comment", "$defs", "definitions", NULL};
 
 /* Whether a value's type, or one of several, is called `name`. A schema without any has none. */
 static bool has_type(const json_t *v, const char *name)
@@ -69,7 +61,7 @@ static const char *lost_beside(const json_t *v, const char *lone)
     size_t i;
     bool values = strcmp(lone, "const") == 0 || strcmp(lone, "enum") == 0;
     json_object_foreach((json_t *)v, key, item) {
-        if (strcmp(key, lone) == 0 || listed(remarks, key)) continue;
+        if (strcmp(key, lone) == 0 || chat_listed(chat_keywords_remarks, key)) continue;
         if (!values || strcmp(key, "type") != 0) return key;
         if (strcmp(lone, "const") == 0 && !is_of_type(v, json_object_get(v, lone))) return key;
         json_array_foreach(json_object_get(v, "enum"), i, value) {
@@ -112,7 +104,7 @@ static const char *lost_keyword(const json_t *v)
             if (json_object_get(v, rules[i].not_beside[j])) return rules[i].not_beside[j];
     }
     const char *format = json_string_value(json_object_get(v, "format"));
-    if (format && !listed(formats, format)) return "format";
+    if (format && !chat_listed(formats, format)) return "format";
     if (json_is_array(json_object_get(v, "items"))) return "items";
     const json_t *properties = json_object_get(v, "properties");
     json_t *name;
@@ -140,9 +132,9 @@ static int check_object(const chat_way *way, const json_t *v, const char *param,
     const char *key;
     json_t *item;
     json_object_foreach((json_t *)v, key, item) {
-        if (listed(left_out, key) || (strcmp(key, "uniqueItems") == 0 && json_is_true(item)))
+        if (chat_listed(left_out, key) || (strcmp(key, "uniqueItems") == 0 && json_is_true(item)))
             return refuse(e, param, key, "");
-        if (listed(counts, key) && json_number_value(item) > MAX_COUNT)
+        if (chat_listed(counts, key) && json_number_value(item) > MAX_COUNT)
             return oai_fail(e, 400, "invalid_schema", param, "the JSON schema: `%s` can't be more than %d here, and "
                             "`strict` is set", key, MAX_COUNT);
         if (strcmp(key, "pattern") == 0 && json_is_string(item) && !pattern_kept(way, item))
@@ -158,15 +150,13 @@ static int check_object(const chat_way *way, const json_t *v, const char *param,
 
 int chat_strict_check(const chat_way *way, const json_t *v, const char *param, oai_error *e)
 {
-    static const char *const maps[] = {"properties", "$defs", "definitions", NULL}; /* from names to schemas */
-    static const char *const data[] = {"enum", "const", "default", "examples", "required", NULL};
     const char *key, *name;
     json_t *item, *inner;
     size_t i;
     if (json_is_object(v) && check_object(way, v, param, e) != 0) return -1;
     json_object_foreach((json_t *)v, key, item) {
-        if (listed(data, key)) continue;
-        if (listed(maps, key)) {
+        if (chat_listed(chat_keywords_data, key)) continue;
+        if (chat_listed(chat_keywords_maps, key)) {
             json_object_foreach(item, name, inner) {
                 if (chat_strict_check(way, inner, param, e) != 0) return -1;
             }
