@@ -14,6 +14,8 @@ enum { MAX_RULES = 16, N_KINDS = IMP_IO_LIST + 1 };
 atomic_bool imp_io_fault_on;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below */
+static pthread_cond_t cleared = PTHREAD_COND_INITIALIZER;
+static uint64_t n_cleared;
 static struct {
     imp_io_fault fault;
     uint64_t seen, hits;
@@ -60,7 +62,7 @@ static const struct {
     bool has_value;
 } actions[] = {{"errno", IMP_IO_ERRNO, true}, {"short", IMP_IO_SHORT, true}, {"flip", IMP_IO_FLIP, true},
                {"exit", IMP_IO_EXIT, true},   {"kill", IMP_IO_KILL, false},  {"delay", IMP_IO_DELAY, true},
-               {"hang", IMP_IO_HANG, true}};
+               {"hang", IMP_IO_HANG, true},   {"hold", IMP_IO_HOLD, false}};
 
 static bool parse_number(const char *text, uint64_t *out)
 {
@@ -137,6 +139,8 @@ void imp_io_fault_clear(void)
     n_events = events_capacity = 0;
     memset(counts, 0, sizeof counts);
     atomic_store_explicit(&imp_io_fault_on, false, memory_order_relaxed);
+    n_cleared++;
+    pthread_cond_broadcast(&cleared);
     pthread_mutex_unlock(&lock);
 }
 
@@ -219,6 +223,7 @@ imp_io_verdict imp_io_fault_check(imp_io_kind kind, const char *name, uint64_t o
 {
     imp_io_verdict v = {.err = 0, .max_bytes = SIZE_MAX, .flip_bit = -1};
     uint64_t delay_ns = 0;
+    bool hold = false;
     pthread_mutex_lock(&lock);
     for (int i = 0; i < n_rules; i++) {
         if (!rule_acts(i, kind, name)) continue;
@@ -235,9 +240,11 @@ imp_io_verdict imp_io_fault_check(imp_io_kind kind, const char *name, uint64_t o
         case IMP_IO_KILL: kill(getpid(), SIGKILL); break;
         case IMP_IO_DELAY: delay_ns += value; break;
         case IMP_IO_HANG: v.hang_ns += value; break;
+        case IMP_IO_HOLD: hold = true; break;
         }
     }
     record(kind, name, offset, n_bytes, v.err);
+    for (uint64_t was = n_cleared; hold && n_cleared == was;) pthread_cond_wait(&cleared, &lock);
     pthread_mutex_unlock(&lock);
     if (delay_ns) {
         struct timespec t = {.tv_sec = (time_t)(delay_ns / 1000000000u), .tv_nsec = (long)(delay_ns % 1000000000u)};

@@ -34,7 +34,8 @@ typedef enum imp_io_action {
     IMP_IO_EXIT,      /* _exit(`value`) just before it */
     IMP_IO_KILL,      /* SIGKILL to this process just before it */
     IMP_IO_DELAY,     /* wait `value` ns before it */
-    IMP_IO_HANG       /* a read takes `value` ns longer at the device: who asked for it isn't held up */
+    IMP_IO_HANG,      /* a read takes `value` ns longer at the device: who asked for it isn't held up */
+    IMP_IO_HOLD       /* stand before it until imp_io_fault_clear() */
 } imp_io_action;
 
 typedef struct imp_io_fault {
@@ -51,7 +52,8 @@ typedef struct imp_io_fault {
 int imp_io_fault_add(const imp_io_fault *fault);
 
 /* The same from text, "kind:nth:what[:value]": "write:3:ENOSPC", "read:1+:short:512" (+ means stay), "all:7:kill",
- * "rename:1:exit:9", "read:2:flip:77", "fsync:1:delay:1000000", "read:1+:hang:2000000000". -1 if it can't be understood. */
+ * "rename:1:exit:9", "read:2:flip:77", "fsync:1:delay:1000000", "read:1+:hang:2000000000", "open:1:hold". -1 if it
+ * can't be understood. */
 int imp_io_fault_parse(const char *text);
 
 /* How often rule `rule` acted. */

@@ -31,9 +31,11 @@ static uint64_t n_calls[PRELOAD_N_KINDS]; /* that matched, with a rule or withou
 static struct {
     preload_kind kind;
     uint64_t nth, seen, hits;
-    bool stay;
+    bool stay, hold;
     int err;
 } rule;
+static pthread_cond_t released = PTHREAD_COND_INITIALIZER;
+static uint64_t n_released;
 
 static bool logging;
 static preload_event *events;
@@ -102,7 +104,8 @@ static int verdict(preload_kind kind, const char *path)
         rule.seen++;
         if (rule.seen == rule.nth || (rule.stay && rule.seen > rule.nth)) {
             rule.hits++;
-            err = rule.err ? rule.err : -1;
+            if (!rule.hold) err = rule.err ? rule.err : -1;
+            for (uint64_t was = n_released; rule.hold && n_released == was;) pthread_cond_wait(&released, &lock);
         }
     }
     pthread_mutex_unlock(&lock);
@@ -139,8 +142,28 @@ EXPORT void preload_fail(preload_kind kind, uint64_t nth, bool stay, int err)
     rule.kind = kind;
     rule.nth = nth;
     rule.stay = stay;
+    rule.hold = false;
     rule.err = err;
     rule.seen = rule.hits = 0;
+    pthread_mutex_unlock(&lock);
+}
+
+EXPORT void preload_hold(preload_kind kind, uint64_t nth)
+{
+    pthread_mutex_lock(&lock);
+    rule.kind = kind;
+    rule.nth = nth;
+    rule.stay = false;
+    rule.hold = true;
+    rule.seen = rule.hits = 0;
+    pthread_mutex_unlock(&lock);
+}
+
+EXPORT void preload_release(void)
+{
+    pthread_mutex_lock(&lock);
+    n_released++;
+    pthread_cond_broadcast(&released);
     pthread_mutex_unlock(&lock);
 }
 

@@ -32,6 +32,9 @@ void preload_watch(const char *prefix, const char *name);
 /* The nth matching call of this kind from now on, and with `stay` all later ones, fails with `err`; 0: a read or write
  * moves half of what it should, down to 512 bytes. nth 0: no rule. */
 void preload_fail(preload_kind kind, uint64_t nth, bool stay, int err);
+/* It stands there instead, until preload_release(), and is done then. */
+void preload_hold(preload_kind kind, uint64_t nth);
+void preload_release(void);
 uint64_t preload_hits(void);
 uint64_t preload_seen(void); /* calls that matched since then */
 const char *preload_kind_name(preload_kind kind);
