@@ -539,7 +539,7 @@ static int publish(imp_store *s, entry *e, entry **other)
     /* The catalogue's lock keeps other processes from the same; the tree may be read meanwhile. */
     if (rc == 0) rc = imp_change_begin(s);
     if (rc < 0) goto out;
-    pthread_mutex_unlock(&s->lock);
+    imp_leave(s);
     if (read_file(s, e->space, other, &n_read) < 0) {
         rc = write_file(s, name, b, n_bytes);
         if (rc == 0 && look(s, name, &st)) {
@@ -547,7 +547,7 @@ static int publish(imp_store *s, entry *e, entry **other)
             e->written = st.st_mtim;
         }
     }
-    pthread_mutex_lock(&s->lock);
+    imp_enter(s);
     (void)imp_change_end(s, 0);
 out:
     imp_free(b);

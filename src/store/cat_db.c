@@ -21,6 +21,7 @@ enum {
     BUSY_MS = 5000,
     MAX_ROW_BYTES = 8 << 20, /* the longest row has 1,048,576 tokens of 4 bytes: more is damage */
     WAL_KEEP_BYTES = 4 << 20,
+    INDEX_BYTES = 32768, /* a piece of the wal-index */
 };
 
 struct cat_db {
@@ -30,7 +31,44 @@ struct cat_db {
     sqlite3_stmt *data_version;
     uint16_t version;
     int busy_ms;
+    void (*before)(void *user), (*after)(void *user); /* NULL: nothing */
+    void *user;
 };
+
+/* ---- what may wait for the disk */
+
+void cat_db_around(cat_db *d, void (*before)(void *user), void (*after)(void *user), void *user)
+{
+    d->before = before;
+    d->after = after;
+    d->user = user;
+}
+
+static void before(const cat_db *d)
+{
+    if (d->before) d->before(d->user);
+}
+
+static void after(const cat_db *d)
+{
+    if (d->after) d->after(d->user);
+}
+
+static int run_sql(const cat_db *d, const char *sql)
+{
+    before(d);
+    int code = sqlite3_exec(d->db, sql, NULL, NULL, NULL);
+    after(d);
+    return code;
+}
+
+static int prepare(const cat_db *d, const char *sql, unsigned flags, sqlite3_stmt **out)
+{
+    before(d);
+    int code = sqlite3_prepare_v3(d->db, sql, -1, flags, out, NULL);
+    after(d);
+    return code;
+}
 
 /* ---- codes */
 
@@ -74,14 +112,14 @@ static int db_fail(cat_db *d, int code)
 
 static int exec(cat_db *d, const char *sql)
 {
-    int code = sqlite3_exec(d->db, sql, NULL, NULL, NULL);
+    int code = run_sql(d, sql);
     return code == SQLITE_OK ? 0 : db_fail(d, code);
 }
 
 int cat_db_query(cat_db *d, const char *sql, int (*fn)(sqlite3_stmt *row, void *user), void *user)
 {
     sqlite3_stmt *s = NULL;
-    int rc = 0, code = sqlite3_prepare_v2(d->db, sql, -1, &s, NULL);
+    int rc = 0, code = prepare(d, sql, 0, &s);
     if (code != SQLITE_OK) {
         rc = db_fail(d, code);
         goto out;
@@ -98,7 +136,7 @@ out:
 int cat_db_stmt(cat_db *d, size_t i, sqlite3_stmt **out)
 {
     if (!d->stmts[i]) {
-        int code = sqlite3_prepare_v3(d->db, d->schema->sql[i], -1, SQLITE_PREPARE_PERSISTENT, &d->stmts[i], NULL);
+        int code = prepare(d, d->schema->sql[i], SQLITE_PREPARE_PERSISTENT, &d->stmts[i]);
         if (code != SQLITE_OK) {
             *out = NULL;
             return db_fail(d, code);
@@ -117,7 +155,9 @@ void cat_db_done(sqlite3_stmt *s)
 
 int cat_db_step(cat_db *d, sqlite3_stmt *s)
 {
+    before(d);
     int code = sqlite3_step(s);
+    after(d);
     if (code == SQLITE_ROW) return 1;
     return code == SQLITE_DONE ? 0 : db_fail(d, code);
 }
@@ -151,7 +191,7 @@ int cat_db_commit(cat_db *d)
 void cat_db_rollback(cat_db *d)
 {
     /* Some failures have rolled back already. */
-    if (!sqlite3_get_autocommit(d->db)) sqlite3_exec(d->db, "ROLLBACK", NULL, NULL, NULL);
+    if (!sqlite3_get_autocommit(d->db)) (void)run_sql(d, "ROLLBACK");
 }
 
 /* ---- what SQLite says about the file */
@@ -165,20 +205,35 @@ static int take_int(sqlite3_stmt *row, void *user)
 bool cat_db_moved(cat_db *d)
 {
     int moved = 0;
-    return sqlite3_file_control(d->db, "main", SQLITE_FCNTL_HAS_MOVED, &moved) == SQLITE_OK && moved;
+    before(d);
+    int code = sqlite3_file_control(d->db, "main", SQLITE_FCNTL_HAS_MOVED, &moved);
+    after(d);
+    return code == SQLITE_OK && moved;
 }
 
 int cat_db_data_version(cat_db *d, int64_t *out)
 {
     if (!d->data_version) {
-        int code = sqlite3_prepare_v3(d->db, "PRAGMA data_version", -1, SQLITE_PREPARE_PERSISTENT, &d->data_version,
-                                      NULL);
+        int code = prepare(d, "PRAGMA data_version", SQLITE_PREPARE_PERSISTENT, &d->data_version);
         if (code != SQLITE_OK) return db_fail(d, code);
     }
     int rc = cat_db_step(d, d->data_version);
     if (rc > 0) *out = sqlite3_column_int64(d->data_version, 0);
     sqlite3_reset(d->data_version);
     return rc < 0 ? rc : 0;
+}
+
+/* The header of the wal-index (https://sqlite.org/walformat.html), once a transaction has mapped it. */
+bool cat_db_look(cat_db *d, cat_db_mark *out)
+{
+    sqlite3_file *f = NULL;
+    void volatile *at = NULL;
+    int code = sqlite3_file_control(d->db, "main", SQLITE_FCNTL_FILE_POINTER, &f);
+    if (code != SQLITE_OK || !f || !f->pMethods || f->pMethods->iVersion < 2 || !f->pMethods->xShmMap) return false;
+    if (f->pMethods->xShmMap(f, 0, INDEX_BYTES, 0, &at) != SQLITE_OK || !at) return false;
+    const volatile uint32_t *words = at;
+    for (size_t i = 0; i < sizeof out->words / sizeof out->words[0]; i++) out->words[i] = words[i];
+    return true;
 }
 
 void cat_db_busy_ms(cat_db *d, int ms)

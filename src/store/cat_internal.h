@@ -72,6 +72,7 @@ struct imp_cat {
     uint64_t seen;        /* the generation up to which imp_cat_read() has told everything, or we made it ourselves */
     bool unseen;          /* others have changed something beyond `seen` */
     int64_t data_version; /* SQLite's, when `seen` was the newest */
+    cat_db_mark mark;     /* likewise; all 0: not known */
     unsigned char *bytes; /* a node's tokens on their way to a row */
     size_t bytes_room;
     int32_t *tokens; /* and back */

@@ -135,6 +135,11 @@ void imp_cat_close(imp_cat *c)
 
 void imp_cat_use_key(imp_cat *c, const imp_key *key) { c->key = key; }
 
+void imp_cat_around(imp_cat *c, void (*before)(void *user), void (*after)(void *user), void *user)
+{
+    cat_db_around(c->db, before, after, user);
+}
+
 void imp_cat_busy_ms(imp_cat *c, int ms) { cat_db_busy_ms(c->db, ms); }
 
 uint64_t imp_cat_generation(const imp_cat *c) { return c->seen; }
@@ -272,9 +277,12 @@ int imp_cat_changed(imp_cat *c, bool *changed)
     int rc = check_in_place(c);
     if (rc < 0 || c->unseen) return rc;
     int64_t version = 0;
+    cat_db_mark mark = {{0}};
+    bool marked = cat_db_look(c->db, &mark); /* before: what comes in between shows in it the next time */
     rc = cat_db_data_version(c->db, &version);
     if (rc < 0) return rc;
     if (version == c->data_version) {
+        if (marked) c->mark = mark;
         *changed = false;
         return 0;
     }
@@ -286,6 +294,15 @@ int imp_cat_changed(imp_cat *c, bool *changed)
     if (!c->unseen) c->data_version = version;
     *changed = c->unseen;
     return 0;
+}
+
+bool imp_cat_untouched(imp_cat *c)
+{
+    int64_t version = 0;
+    cat_db_mark mark;
+    if (c->unseen || cat_db_moved(c->db)) return false;
+    if (cat_db_look(c->db, &mark)) return memcmp(&mark, &c->mark, sizeof mark) == 0;
+    return cat_db_data_version(c->db, &version) == 0 && version == c->data_version; /* a file that nobody writes */
 }
 
 int imp_cat_totals(imp_cat *c, uint64_t *segment_bytes, uint64_t *reserved_bytes)

@@ -6,7 +6,7 @@
  * number of rows and the sum of all row checksums, so that a row lost by a damaged page is noticed too. Uses, hits,
  * histories and settings are advisory: tables of their own, a bad row is dropped.
  *
- * One imp_cat per process and store, under the store's mutex. Several processes: WAL, a busy time-out, and a
+ * One imp_cat per process and store, under a mutex of the store's. Several processes: WAL, a busy time-out, and a
  * generation that is checked before each match.
  */
 #ifndef IMP_STORE_CATALOGUE_H
@@ -62,6 +62,9 @@ void imp_cat_close(imp_cat *c);
  * catalogue. */
 void imp_cat_use_key(imp_cat *c, const imp_key *key);
 
+/* `before` is called ahead of whatever may wait for the disk, `after` behind it, in all calls but open and close. */
+void imp_cat_around(imp_cat *c, void (*before)(void *user), void (*after)(void *user), void *user);
+
 /* How long a call waits for another process's lock before it gives up with IMP_E_BUSY; 5,000 at open. */
 void imp_cat_busy_ms(imp_cat *c, int ms);
 
@@ -101,6 +104,8 @@ typedef struct imp_cat_reader {
 /* Has another connection changed anything since imp_cat_read() last ran? Cheap (no page is read when nothing changed).
  * IMP_E_STALE as imp_cat_begin(). */
 int imp_cat_changed(imp_cat *c, bool *changed);
+/* The same without reading a page: false where that can't be told so. */
+bool imp_cat_untouched(imp_cat *c);
 /* Rows changed since generation `since`, one's own too (0: all, whole scan checked against the meta row): removals
  * first, then spaces, segments, nodes by rising depth. `*generation` becomes the present one. May be called inside a
  * change, best before one's own puts. What changed is kept for the last IMP_CAT_LOG_KEEP changes at least; if `since`

@@ -21,10 +21,53 @@ enum {
     LOG_TIMES = 4
 };
 
+/* ---- `lock`, with cat_lock held */
+
+void imp_enter(imp_store *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->entered = true;
+}
+
+void imp_leave(imp_store *s)
+{
+    s->entered = false;
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void before_disk(void *user)
+{
+    imp_store *s = user;
+    if (s->entered) pthread_mutex_unlock(&s->lock);
+}
+
+static void after_disk(void *user)
+{
+    imp_store *s = user;
+    if (s->entered) pthread_mutex_lock(&s->lock);
+}
+
+void imp_lock_both(imp_store *s)
+{
+    pthread_mutex_lock(&s->cat_lock);
+    imp_enter(s);
+}
+
+void imp_unlock_both(imp_store *s)
+{
+    imp_leave(s);
+    pthread_mutex_unlock(&s->cat_lock);
+}
+
+/* ---- */
+
 static void let_go(imp_store *s)
 {
-    imp_cat_close(s->cat);
+    imp_cat *cat = s->cat;
     s->cat = NULL;
+    before_disk(s);
+    imp_cat_close(cat);
+    after_disk(s);
 }
 
 static int any_segment(const char *name, uint64_t disk_bytes, void *user)
@@ -46,8 +89,7 @@ uint64_t imp_limit(const imp_store *s)
 
 /* ---- the catalogue */
 
-/* Open what is there and read it. */
-static int open_and_read(imp_store *s)
+static int open_found(const imp_store *s, imp_cat **cat)
 {
     /* A new catalogue beside old segments is a lost one. With the catalogue made first, this can't be a store that
      * another process is just making. */
@@ -55,9 +97,20 @@ static int open_and_read(imp_store *s)
     int rc = found ? 0 : imp_io_list(s->io, "segments", any_segment, NULL);
     if (rc == 1) return imp_fail(IMP_E_CORRUPT, "%s: the catalogue is missing", s->dir);
     if (rc < 0 && rc != IMP_E_NOTFOUND) return rc;
-    rc = imp_cat_open(s->dir, s->opts.flags, &s->cat);
+    return imp_cat_open(s->dir, s->opts.flags, cat);
+}
+
+/* Open what is there and read it. */
+static int open_and_read(imp_store *s)
+{
+    imp_cat *cat = NULL;
+    before_disk(s);
+    int rc = open_found(s, &cat);
+    after_disk(s);
     if (rc < 0) return rc;
+    s->cat = cat;
     imp_cat_use_key(s->cat, s->key);
+    imp_cat_around(s->cat, before_disk, after_disk, s);
     s->reload = true;
     rc = imp_forest_refresh(s);
     if (rc < 0) let_go(s);
@@ -79,40 +132,58 @@ static void forget(imp_store *s)
     s->reload = true;
 }
 
+static int lock_dir(imp_store *s, int how, bool wait)
+{
+    before_disk(s);
+    int rc = imp_dir_lock(s, how, wait);
+    after_disk(s);
+    return rc;
+}
+
+static bool give_ballast(imp_store *s)
+{
+    before_disk(s);
+    bool given = imp_ballast_give(s);
+    after_disk(s);
+    return given;
+}
+
 int imp_catalogue_have(imp_store *s, bool first)
 {
     if (s->cat) return 0;
     if (!first) {
         bool moved;
+        before_disk(s);
         int failed = imp_dir_follow(s, &moved);
+        after_disk(s);
         if (moved) forget(s);
         if (failed < 0) {
             imp_fault_note(s, IMP_FAULT_CATALOGUE, failed);
             return failed;
         }
     }
-    bool alone = !s->readonly && imp_dir_lock(s, IMP_LOCK_ALONE, false) == 0;
-    int rc = alone ? 0 : imp_dir_lock(s, IMP_LOCK_SHARED, first);
+    bool alone = !s->readonly && lock_dir(s, IMP_LOCK_ALONE, false) == 0;
+    int rc = alone ? 0 : lock_dir(s, IMP_LOCK_SHARED, first);
     if (rc < 0) return rc;
 
     rc = open_and_read(s);
-    if (rc == IMP_E_FULL && imp_ballast_give(s)) rc = open_and_read(s);
+    if (rc == IMP_E_FULL && give_ballast(s)) rc = open_and_read(s);
     if (rc == IMP_E_CORRUPT && alone) {
         imp_log(IMP_LOG_WARN, "%s: making the catalogue again from the segments: %s", s->dir, imp_last_error());
         rc = imp_rebuild(s);
-        if (rc == IMP_E_FULL && imp_ballast_give(s)) rc = imp_rebuild(s);
+        if (rc == IMP_E_FULL && give_ballast(s)) rc = imp_rebuild(s);
         if (rc == 0) rc = open_and_read(s);
     } else if (rc == IMP_E_CORRUPT && !s->readonly) {
         rc = imp_fail(IMP_E_BUSY, "%s: the catalogue is damaged, and another process has it open", s->dir);
     }
     if (rc < 0) {
         imp_fault_note(s, IMP_FAULT_CATALOGUE, rc);
-        (void)imp_dir_lock(s, IMP_LOCK_NONE, false);
+        (void)lock_dir(s, IMP_LOCK_NONE, false);
         return rc;
     }
     imp_fault_over(s, IMP_FAULT_CATALOGUE);
     s->alone = alone && first;
-    if (alone && !first) (void)imp_dir_lock(s, IMP_LOCK_SHARED, false);
+    if (alone && !first) (void)lock_dir(s, IMP_LOCK_SHARED, false);
     return 0;
 }
 
@@ -127,7 +198,7 @@ int imp_catalogue_again(imp_store *s)
 /* Without a catalogue: find another one, or do without what is stored. */
 static int find_another(imp_store *s)
 {
-    (void)imp_dir_lock(s, IMP_LOCK_NONE, false);
+    (void)lock_dir(s, IMP_LOCK_NONE, false);
     s->epoch++; /* whoever makes another one numbers the nodes anew */
     s->renumbered = true;
     int rc = imp_catalogue_have(s, false);
@@ -149,10 +220,10 @@ void imp_catalogue_failed(imp_store *s, int rc)
 
 int imp_catalogue_repair(imp_store *s)
 {
-    int rc = imp_dir_lock(s, IMP_LOCK_ALONE, false);
+    int rc = lock_dir(s, IMP_LOCK_ALONE, false);
     if (rc == 0) {
         rc = imp_catalogue_again(s);
-        (void)imp_dir_lock(s, IMP_LOCK_SHARED, false);
+        (void)lock_dir(s, IMP_LOCK_SHARED, false);
         if (rc == 0) return 0;
     }
     imp_log(IMP_LOG_WARN, "%s: the catalogue isn't repaired: %s", s->dir, imp_last_error());
@@ -176,6 +247,12 @@ int imp_catalogue_refresh(imp_store *s)
         if ((rc == IMP_E_CORRUPT || rc == IMP_E_STALE) && s->cat) rc = 0; /* a new one, just read */
     }
     return rc;
+}
+
+bool imp_catalogue_untouched(imp_store *s)
+{
+    if (!s->cat) return imp_now_ns() < s->cat_retry_ns;
+    return !s->reload && imp_cat_untouched(s->cat);
 }
 
 /* ---- the catalogue's log */
@@ -225,7 +302,7 @@ int imp_change_begin(imp_store *s)
         /* The wait for other processes' changes is inside begin: without `lock`, so that matches go on. */
         rc = s->cat ? imp_cat_begin(s->cat) : IMP_E_BUSY;
         bool begun = rc == 0;
-        pthread_mutex_lock(&s->lock);
+        imp_enter(s);
         if (begun) rc = imp_forest_refresh(s);
         bool owes = begun && rc == 0 && s->limit_owed && s->limit_owed != imp_cat_limit(s->cat);
         if (owes) rc = imp_cat_put_limit(s->cat, s->limit_owed);
@@ -235,7 +312,7 @@ int imp_change_begin(imp_store *s)
             return 0;
         }
         if (begun) imp_cat_rollback(s->cat);
-        bool room = rc == IMP_E_FULL && imp_ballast_give(s);
+        bool room = rc == IMP_E_FULL && give_ballast(s);
         if (s->cat) {
             imp_catalogue_failed(s, rc);
         } else {
@@ -243,7 +320,7 @@ int imp_change_begin(imp_store *s)
         }
         bool again = s->cat && (rc == 0 || rc == IMP_E_CORRUPT || rc == IMP_E_STALE || room);
         if (again && rc == 0) rc = imp_fail(IMP_E_BUSY, "%s: the catalogue is being replaced", s->dir);
-        pthread_mutex_unlock(&s->lock);
+        imp_leave(s);
         if (!again) break;
     }
     atomic_store_explicit(&s->changing, false, memory_order_relaxed);
@@ -281,13 +358,13 @@ static void after_commit(imp_store *s)
 int imp_change_end(imp_store *s, int rc)
 {
     bool edited = rc == 0;
-    pthread_mutex_unlock(&s->lock);
+    imp_leave(s);
     if (edited) {
         rc = imp_cat_commit(s->cat);
     } else {
         imp_cat_rollback(s->cat);
     }
-    pthread_mutex_lock(&s->lock);
+    imp_enter(s);
     if (rc == 0) {
         if (s->generation != imp_cat_generation(s->cat)) imp_fault_over(s, IMP_FAULT_CATALOGUE);
         s->generation = imp_cat_generation(s->cat);
@@ -300,7 +377,7 @@ int imp_change_end(imp_store *s, int rc)
         /* Not what is the tokens' fault, or the limit's. */
         if (edited || rc == IMP_E_CORRUPT || imp_cat_failure(s->cat) < 0) imp_catalogue_failed(s, rc);
     }
-    pthread_mutex_unlock(&s->lock);
+    imp_leave(s);
     for (size_t i = 0; i < s->n_doomed; i++) {
         char name[32];
         imp_seg_name(s->doomed[i], name);

@@ -317,9 +317,9 @@ void imp_drop(imp_store *s, uint64_t segment, uint32_t from, const char *what)
         } while (rc == IMP_E_FULL && imp_ballast_give(s));
     }
     if (rc < 0) {
-        pthread_mutex_lock(&s->lock);
+        imp_lock_both(s); /* the tree is changed */
         forget_in_memory(s, segment, from);
-        pthread_mutex_unlock(&s->lock);
+        imp_unlock_both(s);
     }
     if (rc < 0 && !s->readonly) {
         imp_log(IMP_LOG_WARN, "%s: segments/%016llx.seg: %s; it stays in the catalogue: %s", s->dir,

@@ -65,8 +65,11 @@ static int other_bytes(imp_store *s, uint64_t bytes, uint64_t *out)
 {
     uint64_t segment_bytes, reserved_bytes;
     int rc = imp_cat_totals(s->cat, &segment_bytes, &reserved_bytes);
-    if (rc == 0) *out = reserved_bytes + imp_dir_counted_bytes(s) + imp_ballast_missing(s) + bytes + GROWTH_BYTES;
-    return rc;
+    if (rc < 0) return rc;
+    imp_leave(s); /* the disk is asked */
+    *out = reserved_bytes + imp_dir_counted_bytes(s) + imp_ballast_missing(s) + bytes + GROWTH_BYTES;
+    imp_enter(s);
+    return 0;
 }
 
 int imp_evict_not_needed(imp_store *s, uint64_t bytes, bool *fits)

@@ -407,9 +407,9 @@ static void read_old(imp_store *s, imp_history *h, bool inside)
         pthread_mutex_unlock(h->lock);
     } else if (!inside) {
         imp_log(IMP_LOG_DEBUG, "%s: no history: %s", s->dir, imp_last_error());
-        pthread_mutex_lock(&s->lock);
+        imp_enter(s);
         imp_catalogue_failed(s, rc);
-        pthread_mutex_unlock(&s->lock);
+        imp_leave(s);
     }
     imp_free(bytes);
 }
@@ -529,11 +529,11 @@ static int write_batch(imp_store *s, batch *b, bool *written)
     if (rc < 0) return rc;
     rc = imp_evict_for(s, 2 * b->sum, 0, &evicted); /* in the file, and in its log */
     /* Copying takes its time, and what is in the tree doesn't change: matches go on. */
-    pthread_mutex_unlock(&s->lock);
+    imp_leave(s);
     for (size_t i = 0; rc == 0 && i < b->n; i++) {
         if (b->bytes[i]) rc = imp_cat_put_history(s->cat, b->records[i]->segment, b->bytes[i], b->n_bytes[i]);
     }
-    pthread_mutex_lock(&s->lock);
+    imp_enter(s);
     rc = imp_change_end(s, rc);
     if (rc == 0) imp_count_evicted(s, evicted);
     for (size_t i = 0; i < b->n; i++) {

@@ -372,8 +372,10 @@ static void sweep_young_bases(imp_store *s, imp_leftovers *left)
 {
     uint64_t segment_bytes, reserved_bytes;
     if (imp_dir_bytes(s) <= imp_limit(s) || imp_change_begin(s) < 0) return;
-    if (imp_cat_totals(s->cat, &segment_bytes, &reserved_bytes) == 0 && reserved_bytes == 0)
-        imp_bases_sweep(s, true, &left->n_files, &left->n_bytes);
+    bool sweep = imp_cat_totals(s->cat, &segment_bytes, &reserved_bytes) == 0 && reserved_bytes == 0;
+    imp_leave(s);
+    if (sweep) imp_bases_sweep(s, true, &left->n_files, &left->n_bytes);
+    imp_enter(s);
     (void)imp_change_end(s, 0);
 }
 

@@ -13,13 +13,15 @@ static const uint64_t aside_ns = 600000000000u;
 
 static void lock_after(imp_store *s, bool ask)
 {
-    if (ask) pthread_mutex_lock(&s->cat_lock);
-    pthread_mutex_lock(&s->lock);
-    if (ask) {
-        int rc = imp_catalogue_refresh(s);
-        if (rc < 0) imp_log(IMP_LOG_DEBUG, "%s: not refreshed: %s", s->dir, imp_last_error());
-        pthread_mutex_unlock(&s->cat_lock);
+    if (!ask) {
+        pthread_mutex_lock(&s->lock);
+        return;
     }
+    imp_lock_both(s);
+    int rc = imp_catalogue_refresh(s);
+    if (rc < 0) imp_log(IMP_LOG_DEBUG, "%s: not refreshed: %s", s->dir, imp_last_error());
+    s->entered = false;
+    pthread_mutex_unlock(&s->cat_lock);
 }
 
 void imp_lock_fresh(imp_store *s)

@@ -312,10 +312,15 @@ int imp_rebuild(imp_store *s)
 {
     rebuild r = {.s = s};
     char folder[4096];
+    /* The headers of all segments, which takes long, are read without `lock`. */
+    bool entered = s->entered;
+    if (entered) imp_leave(s);
     int rc = make_folder(s, folder, sizeof folder);
-    if (rc < 0) return rc;
-    rc = imp_io_list(s->io, "segments", on_segment, &r);
+    bool made = rc == 0;
+    if (rc == 0) rc = imp_io_list(s->io, "segments", on_segment, &r);
     if (rc == 0) rc = find_parents(&r);
+    if (entered) imp_enter(s);
+    if (!made) return rc;
     for (size_t i = 0; rc == 0 && i < s->forest.n_trees; i++) {
         rc = imp_radix_walk(s->forest.trees[i].radix, on_pinned, &r);
     }

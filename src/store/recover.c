@@ -83,18 +83,17 @@ static bool reserved(const imp_store *s, const reservations *all, uint64_t segme
 static int sift(imp_store *s, listing *l, reservations *all)
 {
     size_t n = 0;
-    pthread_mutex_lock(&s->cat_lock);
-    pthread_mutex_lock(&s->lock);
+    imp_lock_both(s);
     int rc = s->cat ? imp_cat_reservations(s->cat, on_reservation, all)
                     : imp_fail(IMP_E_BUSY, "%s: the catalogue can't be had now", s->dir);
     if (rc == 0) rc = imp_catalogue_refresh(s);
+    imp_leave(s); /* the disk is asked who is alive, and which segments there are doesn't change */
     for (size_t i = 0; rc == 0 && i < l->n; i++) {
         const found *f = &l->files[i];
         if ((f->whole && imp_forest_seg(&s->forest, f->segment)) || reserved(s, all, f->segment)) continue;
         l->files[n++] = *f;
     }
     l->n = n;
-    pthread_mutex_unlock(&s->lock);
     pthread_mutex_unlock(&s->cat_lock);
     return rc;
 }
@@ -118,7 +117,9 @@ static int unreserve_dead(imp_store *s, const reservations *all)
 static void sweep_bases(imp_store *s, imp_leftovers *out)
 {
     if (imp_change_begin(s) < 0) return;
+    imp_leave(s);
     imp_bases_sweep(s, false, &out->n_files, &out->n_bytes);
+    imp_enter(s);
     (void)imp_change_end(s, 0);
 }
 
@@ -131,11 +132,9 @@ int imp_recover(imp_store *s, bool keep_orphans, imp_leftovers *out)
     if (rc == 0) rc = sift(s, &l, &all);
     if (rc == IMP_E_CORRUPT) {
         /* A damaged reservation: nothing else reads them, so nobody else notices. */
-        pthread_mutex_lock(&s->cat_lock);
-        pthread_mutex_lock(&s->lock);
+        imp_lock_both(s);
         imp_catalogue_failed(s, rc);
-        pthread_mutex_unlock(&s->lock);
-        pthread_mutex_unlock(&s->cat_lock);
+        imp_unlock_both(s);
     }
     for (size_t i = 0; rc == 0 && i < l.n; i++) {
         char name[272] = "segments/";

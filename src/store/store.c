@@ -117,8 +117,7 @@ static int make_sync(imp_store *s)
 static int recover(imp_store *s)
 {
     imp_leftovers left = {0};
-    pthread_mutex_lock(&s->cat_lock);
-    pthread_mutex_lock(&s->lock);
+    imp_lock_both(s);
     int rc = imp_catalogue_have(s, true);
     /* A disk that refuses is no reason not to start; but whoever insists on a store that is there wants to see it. */
     bool insists = !s->readonly && (s->opts.flags & IMP_STORE_MUST_EXIST);
@@ -128,8 +127,7 @@ static int recover(imp_store *s)
         rc = 0;
     }
     bool have = s->cat != NULL;
-    pthread_mutex_unlock(&s->lock);
-    pthread_mutex_unlock(&s->cat_lock);
+    imp_unlock_both(s);
     if (rc < 0 || !have || s->readonly) return rc;
 
     int failed = imp_recover(s, s->alone, &left);
@@ -143,11 +141,9 @@ static int recover(imp_store *s)
     if (rc == 0 && left.n_orphans > 0) {
         /* Written and synced, and then the process was killed or the catalogue lost its last changes. */
         imp_log(IMP_LOG_INFO, "%s: %llu segments are not in the catalogue", s->dir, (unsigned long long)left.n_orphans);
-        pthread_mutex_lock(&s->cat_lock);
-        pthread_mutex_lock(&s->lock);
+        imp_lock_both(s);
         rc = imp_catalogue_again(s);
-        pthread_mutex_unlock(&s->lock);
-        pthread_mutex_unlock(&s->cat_lock);
+        imp_unlock_both(s);
     }
     imp_rebuild_sweep(s);
     (void)imp_dir_lock(s, IMP_LOCK_SHARED, false);

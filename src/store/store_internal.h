@@ -18,7 +18,10 @@
  *   lock      the forest, the open segments, the queue of the writer, the counters
  * then those of the histories' table and of one record (history.c), or of the bases' table (bases.c): taken last, with
  * those above or without, and never held while the catalogue or a file is used.
- * A change holds both while it edits, and lets go of `lock` for the commit, which waits for the disk; so matches go on.
+ *
+ * `lock` isn't held while a disk is waited for, so that nobody who wants to look at memory stands behind a disk that
+ * hangs. Whoever holds both lets go of it for as long as SQLite works (imp_enter()), and for the commit; the forest is
+ * changed with both held, so it stays as it is meanwhile but for what matches note in it: leases, uses.
  *
  * Invariants
  * S1  A node in the catalogue names a segment whose file was on disk, synced, before.
@@ -216,6 +219,7 @@ struct imp_store {
     imp_io *io;
 
     pthread_mutex_t cat_lock;
+    bool entered;             /* `lock` is held too: imp_enter() */
     imp_cat *cat;             /* NULL: it can't be had now */
     uint64_t cat_retry_ns;    /* not before */
     uint64_t limit_owed;      /* a limit that isn't in the catalogue yet and goes there with the next change; 0: none */
@@ -227,7 +231,7 @@ struct imp_store {
     int64_t latest_s;         /* of the latest use; guarded by `lock` */
     int64_t uses_read_s;      /* when other processes' uses were last read */
     atomic_uint_least64_t limit_bytes; /* as it was named, or as the catalogue last had it; 0: neither. For imp_limit() */
-    atomic_bool changing;     /* a change is under way; relaxed: only a hint, see imp_store_match() */
+    atomic_bool changing;     /* a change is under way; relaxed: only a hint, see match.c */
     uint64_t reserved;        /* the segment this instance has a reservation for; 0: none */
     uint64_t reorder_reserved; /* the same for a reorder */
     uint64_t reserved_before, reorder_reserved_before; /* the change under way, should it be rolled back */
@@ -329,6 +333,13 @@ int imp_dir_check_key(imp_store *s);
 
 /* ---- changes.c: with cat_lock and lock held, unless it says otherwise */
 
+/* Take `lock`, with cat_lock held, and let go of it. In between calls on the catalogue let go of it while SQLite works:
+ * what was read of the forest may have got other leases and uses by then, and nothing else. */
+void imp_enter(imp_store *s);
+void imp_leave(imp_store *s);
+void imp_lock_both(imp_store *s);
+void imp_unlock_both(imp_store *s);
+
 /* Have a catalogue, if one can be had: open it, or rebuild it when it is lost or damaged and nobody else has it open.
  * 0, IMP_E_BUSY (run without), or a failure. `first`: at open, where waiting for a rebuild by another process is
  * right. */
@@ -341,6 +352,8 @@ int imp_catalogue_repair(imp_store *s);
 void imp_catalogue_failed(imp_store *s, int rc);
 /* Bring the forest up to date, trying again to have a catalogue. 0, or IMP_E_BUSY etc.; it may still be used. */
 int imp_catalogue_refresh(imp_store *s);
+/* With cat_lock held: that would change nothing, as far as can be told without the disk. */
+bool imp_catalogue_untouched(imp_store *s);
 
 /* How large the catalogue's log may be between changes. That much counts against the limit, however large the log is at
  * a moment: whoever evicted because the log has grown would make it grow, and soon nothing else would be left. */

@@ -335,10 +335,9 @@ static int check_catalogue(verify *v)
 {
     imp_store *s = v->s;
     int rc = 0;
-    pthread_mutex_lock(&s->cat_lock);
-    pthread_mutex_lock(&s->lock);
+    imp_lock_both(s);
     (void)imp_catalogue_refresh(s); /* perhaps it can be had now */
-    pthread_mutex_unlock(&s->lock);
+    imp_leave(s);
     bool found = s->cat != NULL, in_memory = imp_io_in_memory(s->io);
     if (found && in_memory) rc = imp_cat_check(s->cat, on_catalogue, v);
     pthread_mutex_unlock(&s->cat_lock);
@@ -349,11 +348,9 @@ static int check_catalogue(verify *v)
     if (!in_memory) rc = check_beside(v);
     if (rc == IMP_E_CORRUPT && !v->catalogue_bad) on_catalogue(imp_last_error(), v);
     if (v->catalogue_bad && v->repair) {
-        pthread_mutex_lock(&s->cat_lock);
-        pthread_mutex_lock(&s->lock);
+        imp_lock_both(s);
         (void)imp_catalogue_repair(s);
-        pthread_mutex_unlock(&s->lock);
-        pthread_mutex_unlock(&s->cat_lock);
+        imp_unlock_both(s);
     }
     return v->catalogue_bad ? 0 : rc;
 }
