@@ -287,6 +287,11 @@ uint32_t imp_io_alignment(const imp_io *io) { return io->alignment; }
 
 void imp_io_set_deadline(imp_io *io, uint64_t deadline_ns) { io->deadline_ns = deadline_ns; }
 
+uint64_t imp_io_limited_until(const imp_io *io)
+{
+    return io->limit.bytes_per_s ? atomic_load_explicit(&io->limit.due_ns, memory_order_relaxed) : 0;
+}
+
 bool imp_io_in_memory(const imp_io *io) { return io->memory != NULL; }
 
 uint64_t imp_io_bytes_read(const imp_io *io) { return atomic_load_explicit(&io->bytes_read, memory_order_relaxed); }

@@ -38,6 +38,8 @@ bool imp_io_in_memory(const imp_io *io);
 /* How long somebody waits for reads of a queue none of which comes back; 0: for ever (so it is at first). Set it before
  * any queue is made. What is waited for because of the rate limit doesn't count. */
 void imp_io_set_deadline(imp_io *io, uint64_t deadline_ns);
+/* Until when (imp_now_ns) the rate limit may hold back what was asked for so far; 0: there is no limit. */
+uint64_t imp_io_limited_until(const imp_io *io);
 /* Reads that were given up haven't come back yet: the device, or the way to it, hangs. Others had better not wait for
  * it. No wait, and one look at a counter as long as there are none. */
 bool imp_io_hung(imp_io *io);

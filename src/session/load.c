@@ -416,6 +416,7 @@ int imp_load_begin(imp_lease *lease, const imp_load_opts *opts, imp_load **out)
     for (uint32_t l = 0; l < load->n_layers; l++) most = n_heads(load, l) > most ? n_heads(load, l) : most;
     if (load->n_probe > most) load->n_probe = most;
     rc = prepare(load);
+    if (rc == 0 && imp_store_hung(lease->store)) rc = imp_fail(IMP_E_IO, "the store's disk doesn't answer");
     if (rc < 0) {
         load_free(load);
         return rc;

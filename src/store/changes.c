@@ -126,7 +126,7 @@ static void forget(imp_store *s)
 {
     for (size_t i = 0; i < s->forest.segs.n_slots; i++) {
         const imp_segrow *seg = s->forest.segs.slots[i].value;
-        if (seg) imp_segs_drop(s, seg->id);
+        if (seg) imp_segs_gone(s, seg->id);
     }
     imp_forest_free(&s->forest);
     s->reload = true;

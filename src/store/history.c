@@ -3,8 +3,8 @@
  * Locks. The table's mutex is taken after the store's two (or without them), a record's own after the table's; neither
  * is held while the catalogue is used. So the order is: catalogue's, store's, table's, record's.
  *
- * A record that a load asks for while the catalogue is busy (its commit waits for the disk) starts empty, as *unread*:
- * what the catalogue has is mixed in the next time it is asked for, or before it is written.
+ * A record that a load asks for while the catalogue is busy (its commit waits for the disk), or hangs, starts empty, as
+ * *unread*: what the catalogue has is mixed in the next time it is asked for, or before it is written.
  *
  * Bytes of a record in the catalogue, little-endian:
  *
@@ -414,6 +414,52 @@ static void read_old(imp_store *s, imp_history *h, bool inside)
     imp_free(bytes);
 }
 
+/* One more user, or one less. */
+static void use(imp_history *h, bool more)
+{
+    imp_histories *t = h->all;
+    pthread_mutex_lock(&t->lock);
+    if (more) h->n_users++;
+    else drop(t, h);
+    pthread_mutex_unlock(&t->lock);
+}
+
+typedef struct old_errand {
+    imp_errand e;
+    imp_history *h;
+} old_errand;
+
+static int run_old(imp_store *s, imp_errand *e)
+{
+    pthread_mutex_lock(&s->cat_lock);
+    read_old(s, ((old_errand *)(void *)e)->h, false);
+    pthread_mutex_unlock(&s->cat_lock);
+    return 0;
+}
+
+static void give_up_old(imp_store *s, imp_errand *e)
+{
+    (void)s;
+    use(((old_errand *)(void *)e)->h, false);
+}
+
+/* What the catalogue has of a record, if that doesn't take too long: else another time. */
+static void read_in_time(imp_store *s, imp_history *h)
+{
+    imp_kept_line kept;
+    imp_error_keep(&kept);
+    old_errand *o = imp_calloc(1, sizeof *o);
+    if (!o) return;
+    o->e = (imp_errand){.run = run_old, .give_up = give_up_old, .what = "reading a history"};
+    o->h = h;
+    use(h, true);
+    if (imp_errand_do(s, &o->e)) {
+        use(h, false);
+        imp_free(o);
+    }
+    (void)imp_error_back(&kept, 0);
+}
+
 int imp_history_get(imp_store *s, const imp_seg *seg, imp_history **out)
 {
     const imp_seg_meta *m = imp_seg_layout_meta(seg->layout);
@@ -440,14 +486,7 @@ int imp_history_get(imp_store *s, const imp_seg *seg, imp_history **out)
     bool unread = h->unread;
     pthread_mutex_unlock(h->lock);
     /* As matches, a load doesn't wait for this process's own change and its disk. */
-    if (unread && !atomic_load_explicit(&s->changing, memory_order_relaxed)) {
-        imp_kept_line kept;
-        imp_error_keep(&kept);
-        pthread_mutex_lock(&s->cat_lock);
-        read_old(s, h, false);
-        pthread_mutex_unlock(&s->cat_lock);
-        (void)imp_error_back(&kept, 0);
-    }
+    if (unread && !atomic_load_explicit(&s->changing, memory_order_relaxed) && !imp_store_hung(s)) read_in_time(s, h);
     return 0;
 }
 

@@ -83,18 +83,44 @@ static int add_node(imp_radix_node *n, void *user)
     return 0;
 }
 
+/* What of the figures only the disk knows. */
+static int run_look(imp_store *s, imp_errand *e)
+{
+    (void)e;
+    int rc = see_headers(s);
+    if (rc < 0) return rc;
+    uint64_t disk_bytes = imp_dir_bytes(s);
+    imp_lock_fresh(s);
+    s->disk_bytes = disk_bytes;
+    pthread_mutex_unlock(&s->lock);
+    return 0;
+}
+
+/* With a disk that hangs the figures are as they were. */
+static int look(imp_store *s)
+{
+    if (imp_store_hung(s)) return 0;
+    imp_errand *e = imp_calloc(1, sizeof *e);
+    if (!e) return imp_fail(IMP_E_NOMEM, "no memory for the figures of a store");
+    e->run = run_look;
+    e->what = "looking how large the store is";
+    if (!imp_errand_do(s, e)) return 0;
+    int rc = e->status;
+    imp_free(e);
+    return rc;
+}
+
 int imp_store_stats(imp_store *s, imp_stats *out)
 {
     if (out) *out = (imp_stats){0};
     if (!s || !out) return imp_fail(IMP_E_ARG, "imp_store_stats: store or result missing");
     imp_kept_line kept;
     imp_error_keep(&kept);
-    int rc = see_headers(s);
+    int rc = look(s);
     if (rc < 0) return rc;
-    uint64_t disk_bytes = imp_dir_bytes(s);
-    imp_lock_fresh(s);
+    pthread_mutex_lock(&s->lock);
     *out = s->count;
-    out->disk_bytes = disk_bytes;
+    out->disk_bytes = s->disk_bytes;
     out->limit_bytes = imp_limit(s);
     out->n_segments = s->forest.segs.n;
     out->memory_bytes = imp_forest_memory(&s->forest);
@@ -110,8 +136,8 @@ int imp_store_stats(imp_store *s, imp_stats *out)
     out->bytes_written = imp_io_bytes_written(s->io);
     out->io_mode = imp_io_describe(s->io);
     if (imp_io_in_memory(s->io)) { /* what would lie on disk is the host tier */
+        out->host_bytes = out->disk_bytes;
         out->disk_bytes = 0;
-        out->host_bytes = disk_bytes;
     }
     return imp_error_back(&kept, 0);
 }

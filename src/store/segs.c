@@ -281,8 +281,33 @@ static void tell_gone(imp_store *s, uint64_t id)
     if (s->attached) s->attached_gone(s->attached, id);
 }
 
+typedef struct closing {
+    imp_errand e;
+    imp_seg_open *o;
+} closing;
+
+static int run_close(imp_store *s, imp_errand *e)
+{
+    (void)s;
+    close_one(((closing *)(void *)e)->o);
+    return 0;
+}
+
+/* A file that has no name any more: with the last descriptor its blocks go, and the disk may be waited for. */
+static void close_apart(imp_store *s, imp_seg_open *o)
+{
+    closing *c = imp_calloc(1, sizeof *c);
+    if (c) {
+        c->e = (imp_errand){.run = run_close, .what = "closing a segment"};
+        c->o = o;
+        if (imp_errand_send(s, &c->e)) return;
+    }
+    imp_free(c);
+    close_one(o);
+}
+
 /* Out of the table; closed now or with the last reference. */
-static void take_out(imp_store *s, uint64_t id)
+static void take_out(imp_store *s, uint64_t id, bool apart)
 {
     imp_seg_open **p = find(&s->open, id), *o = *p;
     if (!o) return;
@@ -290,32 +315,43 @@ static void take_out(imp_store *s, uint64_t id)
     o->dropped = true;
     if (o->refs == 0) {
         idle_take(&s->open, o);
-        close_one(o);
+        if (apart) close_apart(s, o);
+        else close_one(o);
     }
 }
 
-void imp_segs_put(imp_store *s, imp_seg *seg)
+static void put(imp_store *s, imp_seg *seg, bool apart)
 {
     imp_seg_open *o = (imp_seg_open *)(void *)seg;
     if (--o->refs > 0) return;
     if (o->dropped) {
         tell_gone(s, seg->id); /* again: the loads that had it open may have kept chunks of it meanwhile */
-        close_one(o);
+        if (apart) close_apart(s, o);
+        else close_one(o);
         return;
     }
     idle_add(&s->open, o);
-    if (s->open.n_idle > IMP_SEG_IDLE_MAX) take_out(s, s->open.oldest->seg.id);
+    if (s->open.n_idle > IMP_SEG_IDLE_MAX) take_out(s, s->open.oldest->seg.id, false);
 }
+
+void imp_segs_put(imp_store *s, imp_seg *seg) { put(s, seg, false); }
+void imp_segs_leave(imp_store *s, imp_seg *seg) { put(s, seg, true); }
 
 void imp_segs_drop(imp_store *s, uint64_t id)
 {
-    take_out(s, id);
+    take_out(s, id, false); /* its room is wanted, perhaps */
+    tell_gone(s, id);
+}
+
+void imp_segs_gone(imp_store *s, uint64_t id)
+{
+    take_out(s, id, true);
     tell_gone(s, id);
 }
 
 void imp_segs_close(imp_store *s)
 {
     for (size_t i = 0; i < IMP_SEG_BUCKETS; i++) {
-        while (s->open.buckets[i]) take_out(s, s->open.buckets[i]->seg.id);
+        while (s->open.buckets[i]) take_out(s, s->open.buckets[i]->seg.id, false);
     }
 }

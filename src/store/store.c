@@ -160,6 +160,7 @@ static void free_store(imp_store *s)
     imp_segs_close(s);
     imp_bases_free(s);
     imp_histories_free(s);
+    imp_errands_free(s);
     imp_cat_close(s->cat);
     imp_forest_free(&s->forest);
     imp_io_free(s->io);
@@ -196,6 +197,7 @@ static int new_store(const imp_store_opts *given, imp_store **out)
     }
     rc = imp_histories_new(s);
     if (rc == 0) rc = imp_bases_new(s);
+    if (rc == 0) rc = imp_errands_new(s);
     if (rc == 0 && opts.key_file && !(opts.flags & IMP_STORE_MEMORY)) rc = imp_key_read(opts.key_file, &s->key);
     s->opts.key_file = NULL; /* the caller's */
     if (rc < 0) {
@@ -265,16 +267,21 @@ static void last_words(imp_store *s)
     if (imp_change_end(s, rc) < 0) imp_log(IMP_LOG_INFO, "%s: %s", s->dir, imp_last_error());
 }
 
+static void close_store(imp_store *s)
+{
+    imp_writer_stop(s);
+    imp_histories_write(s);
+    last_words(s);
+    free_store(s);
+}
+
 void imp_store_close(imp_store *s)
 {
     /* A fork has none of the store's threads, and its files are the parent's. */
     if (!s || s->pid != getpid()) return;
     imp_kept_line kept;
     imp_error_keep(&kept);
-    imp_writer_stop(s);
-    imp_histories_write(s);
-    last_words(s);
-    free_store(s);
+    if (imp_errands_end(s, close_store)) close_store(s);
     (void)imp_error_back(&kept, 0);
 }
 

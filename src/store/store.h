@@ -1,7 +1,8 @@
 /* store.h: what the session module sees of the store: paths through the tree, and open segments.
  *
- * Lock order: the catalogue's mutex, then the store's, then a history's or the bases', then nothing. File reads and
- * fsyncs happen outside the store's, so that a match never waits for the writer's disk. */
+ * Lock order: the catalogue's mutex, then the store's, then a history's or the bases' or the errands', then nothing.
+ * File reads, fsyncs and whatever SQLite does happen outside the store's, so that a match never waits for the writer's
+ * disk. */
 #ifndef IMP_STORE_STORE_H
 #define IMP_STORE_STORE_H
 
@@ -59,7 +60,8 @@ typedef struct imp_path {
 
 /* The longest stored way along `tokens` inside `space`, its segments open and its nodes pinned in memory; touches their
  * use. Refreshes from the catalogue first if another process changed it. A segment that can't be opened or whose header
- * is bad is dropped with what lies below it, counted and logged, and the way ends before it.
+ * is bad is dropped with what lies below it, counted and logged, and the way ends before it. All that as long as it
+ * takes no longer than the read deadline: else nothing is found, now and until what hangs has come back.
  * `*header_bytes`: bytes read for headers. */
 int imp_store_match(imp_store *s, imp_hash128 space, const int32_t *tokens, size_t n_tokens, bool exact_only,
                     imp_path *out, uint64_t *header_bytes);
@@ -73,8 +75,11 @@ void imp_store_drop_bad(imp_store *s, const imp_seg *seg, imp_region region, uin
 /* A chunk of `seg` can't be read, tried twice: for some minutes, or until a verify, this process's matches end before
  * the segment; count and log. Nothing is dropped: the disk may come back. */
 void imp_store_set_aside(imp_store *s, const imp_seg *seg, const char *what);
-/* A read didn't come back in time: count and log. Until it does, matches find nothing (imp_io_hung()). */
+/* A read didn't come back in time: count and log. Until it does, matches find nothing (imp_store_hung()). */
 void imp_store_read_late(imp_store *s, const char *what);
+
+/* Something was given up and hasn't come back yet: reads of KV, or what else stood on the disk for too long. No wait. */
+bool imp_store_hung(imp_store *s);
 
 imp_io *imp_store_io(imp_store *s);
 const imp_store_opts *imp_store_options(const imp_store *s); /* with defaults filled in, but for limit_bytes */

@@ -5,6 +5,7 @@
  *   tree.c         the forest in memory, and reading it from the catalogue
  *   edit.c         edits of tree and catalogue together: add a run, split, remove
  *   match.c        the way along a prompt                segs.c      open segments
+ *   errand.c       what may wait for the disk, for a caller who doesn't wait for ever
  *   commit.c       staging                               writer.c    the thread that packs and publishes
  *   pack.c         rows into the bytes of a segment
  *   evict.c        the limits                            rebuild.c   the catalogue made again from the segments
@@ -16,8 +17,8 @@
  * Two mutexes, in this order:
  *   cat_lock  the catalogue's connection, and changes to it from begin to commit
  *   lock      the forest, the open segments, the queue of the writer, the counters
- * then those of the histories' table and of one record (history.c), or of the bases' table (bases.c): taken last, with
- * those above or without, and never held while the catalogue or a file is used.
+ * then those of the histories' table and of one record (history.c), or of the bases' table (bases.c), or of the errands
+ * (errand.c): taken last, with those above or without, and never held while the catalogue or a file is used.
  *
  * `lock` isn't held while a disk is waited for, so that nobody who wants to look at memory stands behind a disk that
  * hangs. Whoever holds both lets go of it for as long as SQLite works (imp_enter()), and for the commit; the forest is
@@ -43,6 +44,7 @@
 
 #include "base/hash.h"
 #include "base/rng.h"
+#include "base/status.h"
 #include "crypt/crypt.h"
 #include "radix/radix.h"
 #include "store/catalogue.h"
@@ -268,6 +270,8 @@ struct imp_store {
     uint64_t spared[IMP_SPARED_MAX]; /* segments that couldn't be written anew: not tried again in the background */
     size_t next_spared;
     size_t backlog;           /* bytes staged and queued */
+    struct imp_errands *errands;     /* with a mutex of its own; set at open */
+    uint64_t disk_bytes;             /* as imp_store_stats() last found them */
     struct imp_histories *histories; /* with a mutex of its own; set at open */
     struct imp_bases_table *bases;   /* the same */
     imp_refused refused[IMP_REFUSED_MAX]; /* the oldest gives way */
@@ -422,6 +426,38 @@ void imp_drop(imp_store *s, uint64_t segment, uint32_t from, const char *what);
 void imp_lock_fresh(imp_store *s);
 /* The same, waiting for it: for whoever found that the forest doesn't fit the files. */
 void imp_lock_sure(imp_store *s);
+/* The same as imp_lock_fresh(), but no longer than the read deadline; after that with the forest as it is. */
+void imp_lock_in_time(imp_store *s);
+
+/* ---- errand.c: what may wait for the disk is done by a thread of the store's, and whoever asked for it waits no
+ * longer than the read deadline */
+
+typedef struct imp_errand imp_errand;
+
+/* The first member of a struct of its own, allocated as one block: late, it outlives its caller. */
+struct imp_errand {
+    int (*run)(imp_store *s, imp_errand *e);
+    void (*give_up)(imp_store *s, imp_errand *e); /* late: give back what the caller or run() took. NULL: nothing */
+    const char *what;                             /* for the log: "looking for a prompt" */
+    int status;                                   /* what run() returned */
+    /* errand.c's */
+    imp_errand *next;
+    enum { IMP_ERRAND_AWAITED, IMP_ERRAND_DONE, IMP_ERRAND_LATE, IMP_ERRAND_SENT } state;
+    char line[IMP_LINE_BYTES];
+};
+
+int imp_errands_new(imp_store *s);
+void imp_errands_free(imp_store *s);
+/* May calls stand on a disk, and is there a deadline for it? */
+bool imp_errands_bounded(const imp_store *s);
+/* No mutex held. True: it has been run (right here, where calls aren't bounded), and last error and `e` are the
+ * caller's. False: it is late, which was counted and logged; `e` isn't the caller's any more. */
+bool imp_errand_do(imp_store *s, imp_errand *e);
+/* Nobody waits for it. True: `e` isn't the caller's any more. False: there is no need for that, or no thread. May be
+ * called with `lock` held. */
+bool imp_errand_send(imp_store *s, imp_errand *e);
+/* At the end, with no call under way; waits for what isn't late. False: some don't come back; the last one to do so closes the store by `close`. */
+bool imp_errands_end(imp_store *s, void (*close)(imp_store *s));
 
 /* ---- segs.c */
 
@@ -438,7 +474,9 @@ void imp_seg_file_close(imp_seg *seg);
 imp_seg *imp_segs_get(imp_store *s, uint64_t id);    /* one reference more, or NULL: not open */
 imp_seg *imp_segs_adopt(imp_store *s, imp_seg *seg); /* takes over a new one; NULL: no memory, still the caller's */
 void imp_segs_put(imp_store *s, imp_seg *seg);       /* one reference less */
+void imp_segs_leave(imp_store *s, imp_seg *seg);     /* the same, for who mustn't wait for the disk */
 void imp_segs_drop(imp_store *s, uint64_t id);       /* its file is going */
+void imp_segs_gone(imp_store *s, uint64_t id);       /* it has gone */
 void imp_segs_close(imp_store *s);
 /* Note what only the header knows. With `lock` held; `row` may be NULL. */
 void imp_segrow_note(imp_segrow *row, const imp_seg_layout *l);

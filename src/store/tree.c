@@ -369,7 +369,7 @@ static int apply(imp_store *s, const rows *r)
         imp_segrow *seg = imp_forest_seg(&s->forest, r->gone_segs[i]);
         if (!seg) continue;
         if (seg->n_nodes > 0) return IMP_E_STALE;
-        imp_segs_drop(s, seg->id);
+        imp_segs_gone(s, seg->id);
         imp_forest_remove_seg(&s->forest, seg->id);
     }
     return rc;
@@ -483,7 +483,7 @@ static int read_whole(imp_store *s)
         if (seg) {
             seg->head = old->head;
         } else {
-            imp_segs_drop(s, old->id);
+            imp_segs_gone(s, old->id);
         }
     }
     imp_forest_free(&s->forest);

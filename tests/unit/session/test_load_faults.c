@@ -319,7 +319,7 @@ static void test_read_faults(void **state)
 static void wait_for_disk(const util_world *w)
 {
     uint64_t start = imp_now_ns();
-    while (imp_io_hung(w->store->io)) {
+    while (imp_store_hung(w->store)) {
         assert_true(imp_now_ns() - start < 60000000000u);
         imp_io_sleep_until(imp_now_ns() + 10000000);
     }
@@ -364,6 +364,52 @@ static void test_hung(void **state)
             util_stop(&w);
         }
     }
+}
+
+/* A disk that hangs before anything of the store was opened, and one that does when a load asks what was important. */
+static void test_late(void **state)
+{
+    (void)state;
+    util_world w;
+    size_t n;
+    imp_lease *lease;
+    imp_prefix_info info;
+    imp_load *load;
+    imp_load_opts opts;
+    imp_load_opts_init(&opts);
+    opts.switches.identify = IMP_IDENTIFY_STATIC;
+    start(&w, IMP_IO_THREADS, IMP_IDENTIFY_STATIC);
+    imp_store_flush(w.store);
+    util_close(&w);
+    w.opts.read_deadline_ms = 100;
+    util_open(&w);
+    imp_set_error(0, "as it was");
+    int rule = imp_io_fault_parse("open:1:hold");
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(pass(&w, IMP_IDENTIFY_STATIC, 0.3, &n), 0);
+        assert_int_equal(n, 0);
+        assert_string_equal(imp_last_error(), "as it was");
+        assert_int_equal(imp_store_faults(w.store, NULL), 1);
+    }
+    assert_true(imp_io_fault_hits(rule) <= 1);
+    imp_io_fault_clear();
+    wait_for_disk(&w);
+    w.store->opts.read_deadline_ms = 60000; /* this machine may be slow */
+    assert_int_equal(imp_prefix_acquire(w.space, prompt, N + 1, 0, &lease, &info), 0);
+    assert_int_equal(info.n_matched, N);
+    assert_int_equal(imp_store_faults(w.store, NULL), 0);
+
+    w.store->opts.read_deadline_ms = 100;
+    pthread_mutex_lock(&w.store->cat_lock);
+    assert_int_equal(imp_load_begin(lease, &opts, &load), IMP_E_IO);
+    assert_null(load);
+    pthread_mutex_unlock(&w.store->cat_lock);
+    imp_lease_release(lease);
+    wait_for_disk(&w);
+    w.store->opts.read_deadline_ms = 60000;
+    assert_int_equal(pass(&w, IMP_IDENTIFY_STATIC, 0.3, &n), 0);
+    assert_int_equal(n, N);
+    util_stop(&w);
 }
 
 /* ---- no memory */
@@ -447,6 +493,7 @@ int main(void)
         cmocka_unit_test(test_each_region),
         cmocka_unit_test(test_read_faults),
         cmocka_unit_test(test_hung),
+        cmocka_unit_test(test_late),
         cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_threads),
     };
