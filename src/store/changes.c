@@ -378,6 +378,7 @@ int imp_change_end(imp_store *s, int rc)
         if (edited || rc == IMP_E_CORRUPT || imp_cat_failure(s->cat) < 0) imp_catalogue_failed(s, rc);
     }
     imp_leave(s);
+    imp_segs_sweep(s); /* first, so that the room is there once the name is gone */
     for (size_t i = 0; i < s->n_doomed; i++) {
         char name[32];
         imp_seg_name(s->doomed[i], name);

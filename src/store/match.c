@@ -225,7 +225,7 @@ static void cut(imp_store *s, imp_path *path, size_t n)
             node->leases--;
             imp_radix_touch(tree->radix, node);
         }
-        if (path->spans[i].seg) imp_segs_leave(s, path->spans[i].seg);
+        if (path->spans[i].seg) imp_segs_put(s, path->spans[i].seg);
     }
     pthread_mutex_unlock(&s->lock);
     if (n < path->n_spans) path->n_tokens = path->spans[n].depth;

@@ -236,10 +236,7 @@ imp_seg *imp_segs_get(imp_store *s, uint64_t id)
 imp_seg *imp_segs_adopt(imp_store *s, imp_seg *seg)
 {
     imp_seg *other = imp_segs_get(s, seg->id); /* another thread was faster */
-    if (other) {
-        imp_seg_file_close(seg);
-        return other;
-    }
+    if (other) return other;
     imp_seg_open *o = imp_calloc(1, sizeof *o);
     if (!o) return NULL;
     o->seg = *seg;
@@ -266,12 +263,10 @@ int imp_segs_open(imp_store *s, uint64_t id, imp_seg **out, bool *fresh, uint64_
     imp_segrow_note(row, seg.layout);
     *out = imp_segs_adopt(s, &seg);
     /* Removed meanwhile: this caller still may use it, the next one won't find it. */
-    if (*out && !row) imp_segs_drop(s, id);
+    if (*out && !row) imp_segs_gone(s, id);
     pthread_mutex_unlock(&s->lock);
-    if (!*out) {
-        imp_seg_file_close(&seg);
-        return imp_fail(IMP_E_NOMEM, "no memory for an open segment");
-    }
+    imp_seg_file_close(&seg); /* unless it was taken over */
+    if (!*out) return imp_fail(IMP_E_NOMEM, "no memory for an open segment");
     *fresh = true;
     return 0;
 }
@@ -293,21 +288,42 @@ static int run_close(imp_store *s, imp_errand *e)
     return 0;
 }
 
-/* A file that has no name any more: with the last descriptor its blocks go, and the disk may be waited for. */
-static void close_apart(imp_store *s, imp_seg_open *o)
+/* Whatever has no name any more, which another process may have seen to, loses its blocks with its last descriptor, and
+ * for that the disk may be waited for. So it isn't closed here but in a thread of the store's; where there is none, or it
+ * is to be gone before the change is over, when `lock` isn't held any more. */
+static void retire(imp_store *s, imp_seg_open *o, bool in_change)
 {
-    closing *c = imp_calloc(1, sizeof *c);
+    bool bounded = imp_errands_bounded(s);
+    closing *c = bounded && !in_change ? imp_calloc(1, sizeof *c) : NULL;
     if (c) {
         c->e = (imp_errand){.run = run_close, .what = "closing a segment"};
         c->o = o;
         if (imp_errand_send(s, &c->e)) return;
     }
     imp_free(c);
-    close_one(o);
+    if (bounded || in_change) {
+        o->chain = s->open.retired;
+        s->open.retired = o;
+    } else {
+        close_one(o); /* nobody minds how long that takes */
+    }
 }
 
-/* Out of the table; closed now or with the last reference. */
-static void take_out(imp_store *s, uint64_t id, bool apart)
+void imp_segs_sweep(imp_store *s)
+{
+    pthread_mutex_lock(&s->lock);
+    imp_seg_open *o = s->open.retired;
+    s->open.retired = NULL;
+    pthread_mutex_unlock(&s->lock);
+    while (o) {
+        imp_seg_open *next = o->chain;
+        close_one(o);
+        o = next;
+    }
+}
+
+/* Out of the table; closed soon, or with the last reference. */
+static void take_out(imp_store *s, uint64_t id, bool in_change)
 {
     imp_seg_open **p = find(&s->open, id), *o = *p;
     if (!o) return;
@@ -315,43 +331,39 @@ static void take_out(imp_store *s, uint64_t id, bool apart)
     o->dropped = true;
     if (o->refs == 0) {
         idle_take(&s->open, o);
-        if (apart) close_apart(s, o);
-        else close_one(o);
+        retire(s, o, in_change);
     }
 }
 
-static void put(imp_store *s, imp_seg *seg, bool apart)
+void imp_segs_put(imp_store *s, imp_seg *seg)
 {
     imp_seg_open *o = (imp_seg_open *)(void *)seg;
     if (--o->refs > 0) return;
     if (o->dropped) {
         tell_gone(s, seg->id); /* again: the loads that had it open may have kept chunks of it meanwhile */
-        if (apart) close_apart(s, o);
-        else close_one(o);
+        retire(s, o, false);
         return;
     }
     idle_add(&s->open, o);
     if (s->open.n_idle > IMP_SEG_IDLE_MAX) take_out(s, s->open.oldest->seg.id, false);
 }
 
-void imp_segs_put(imp_store *s, imp_seg *seg) { put(s, seg, false); }
-void imp_segs_leave(imp_store *s, imp_seg *seg) { put(s, seg, true); }
-
 void imp_segs_drop(imp_store *s, uint64_t id)
 {
-    take_out(s, id, false); /* its room is wanted, perhaps */
+    take_out(s, id, true);
     tell_gone(s, id);
 }
 
 void imp_segs_gone(imp_store *s, uint64_t id)
 {
-    take_out(s, id, true);
+    take_out(s, id, false);
     tell_gone(s, id);
 }
 
 void imp_segs_close(imp_store *s)
 {
     for (size_t i = 0; i < IMP_SEG_BUCKETS; i++) {
-        while (s->open.buckets[i]) take_out(s, s->open.buckets[i]->seg.id, false);
+        while (s->open.buckets[i]) take_out(s, s->open.buckets[i]->seg.id, true);
     }
+    imp_segs_sweep(s);
 }

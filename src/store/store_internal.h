@@ -122,6 +122,7 @@ typedef struct imp_seg_table {
     imp_seg_open *buckets[IMP_SEG_BUCKETS];
     imp_seg_open *oldest, *newest;
     size_t n_idle;
+    imp_seg_open *retired; /* out of the table, to be closed once `lock` isn't held; by `chain` */
 } imp_seg_table;
 
 /* ---- the writer's queue */
@@ -470,13 +471,16 @@ uint32_t imp_seg_chunk_token(const imp_seg *seg, imp_region region, uint32_t lay
  * `*n_read`: bytes. No mutex needed. */
 int imp_seg_file_open(imp_store *s, uint64_t id, imp_seg *out, uint64_t *n_read);
 void imp_seg_file_close(imp_seg *seg);
-/* With `lock` held. */
+/* With `lock` held. No file is closed then where that could keep matches waiting. */
 imp_seg *imp_segs_get(imp_store *s, uint64_t id);    /* one reference more, or NULL: not open */
-imp_seg *imp_segs_adopt(imp_store *s, imp_seg *seg); /* takes over a new one; NULL: no memory, still the caller's */
+/* The open one of this id, one reference more: `*seg` taken over and cleared; or another thread's, and `*seg` is still the
+ * caller's, as it is with NULL: no memory. */
+imp_seg *imp_segs_adopt(imp_store *s, imp_seg *seg);
 void imp_segs_put(imp_store *s, imp_seg *seg);       /* one reference less */
-void imp_segs_leave(imp_store *s, imp_seg *seg);     /* the same, for who mustn't wait for the disk */
-void imp_segs_drop(imp_store *s, uint64_t id);       /* its file is going */
+void imp_segs_drop(imp_store *s, uint64_t id);       /* inside a change that removes its file; closed at the end of it */
 void imp_segs_gone(imp_store *s, uint64_t id);       /* it has gone */
+/* With no mutex held: close what was dropped. */
+void imp_segs_sweep(imp_store *s);
 void imp_segs_close(imp_store *s);
 /* Note what only the header knows. With `lock` held; `row` may be NULL. */
 void imp_segrow_note(imp_segrow *row, const imp_seg_layout *l);
