@@ -59,12 +59,30 @@ void imp_unlock_both(imp_store *s)
     pthread_mutex_unlock(&s->cat_lock);
 }
 
+static void set_changing(imp_store *s, bool changing)
+{
+    atomic_store_explicit(&s->changing, changing, memory_order_relaxed);
+}
+
+void imp_catalogue_take(imp_store *s)
+{
+    pthread_mutex_lock(&s->cat_lock);
+    set_changing(s, true);
+}
+
+void imp_catalogue_give(imp_store *s)
+{
+    set_changing(s, false);
+    pthread_mutex_unlock(&s->cat_lock);
+}
+
 /* ---- */
 
 static void let_go(imp_store *s)
 {
     imp_cat *cat = s->cat;
     s->cat = NULL;
+    imp_cat_around(cat, NULL, NULL, NULL); /* the calls inside of the close are inside of these */
     before_disk(s);
     imp_cat_close(cat);
     after_disk(s);
@@ -129,6 +147,7 @@ static void forget(imp_store *s)
         if (seg) imp_segs_gone(s, seg->id);
     }
     imp_forest_free(&s->forest);
+    s->epoch++;
     s->reload = true;
 }
 
@@ -148,9 +167,8 @@ static bool give_ballast(imp_store *s)
     return given;
 }
 
-int imp_catalogue_have(imp_store *s, bool first)
+static int have(imp_store *s, bool first)
 {
-    if (s->cat) return 0;
     if (!first) {
         bool moved;
         before_disk(s);
@@ -187,6 +205,18 @@ int imp_catalogue_have(imp_store *s, bool first)
     return 0;
 }
 
+int imp_catalogue_have(imp_store *s, bool first)
+{
+    if (s->cat) return 0;
+    /* That may take long, and matches don't wait for it. */
+    bool was = atomic_load_explicit(&s->changing, memory_order_relaxed);
+    set_changing(s, true);
+    int rc = have(s, first);
+    s->without = rc < 0;
+    set_changing(s, was);
+    return rc;
+}
+
 int imp_catalogue_again(imp_store *s)
 {
     let_go(s);
@@ -199,8 +229,7 @@ int imp_catalogue_again(imp_store *s)
 static int find_another(imp_store *s)
 {
     (void)lock_dir(s, IMP_LOCK_NONE, false);
-    s->epoch++; /* whoever makes another one numbers the nodes anew */
-    s->renumbered = true;
+    s->renumbered = true; /* whoever makes another one numbers the nodes anew */
     int rc = imp_catalogue_have(s, false);
     if (rc == 0) return 0;
     imp_log(IMP_LOG_WARN, "%s: going on without what is stored: %s", s->dir, imp_last_error());
@@ -284,9 +313,9 @@ int imp_catalogue_log_ready(imp_store *s)
 {
     uint64_t most = LOG_TIMES * imp_catalogue_log_bound(s);
     if (imp_dir_log_bytes(s) <= most) return 0;
-    pthread_mutex_lock(&s->cat_lock);
+    imp_catalogue_take(s);
     (void)trim_log(s);
-    pthread_mutex_unlock(&s->cat_lock);
+    imp_catalogue_give(s);
     if (imp_dir_log_bytes(s) <= most) return 0;
     return imp_fail(IMP_E_BUSY, "%s: the catalogue's log is too large, and somebody is reading it", s->dir);
 }
@@ -295,8 +324,7 @@ int imp_catalogue_log_ready(imp_store *s)
 
 int imp_change_begin(imp_store *s)
 {
-    pthread_mutex_lock(&s->cat_lock);
-    atomic_store_explicit(&s->changing, true, memory_order_relaxed);
+    imp_catalogue_take(s);
     int rc = IMP_E_BUSY;
     for (int tries = 0; tries < 2; tries++) {
         /* The wait for other processes' changes is inside begin: without `lock`, so that matches go on. */
@@ -323,8 +351,7 @@ int imp_change_begin(imp_store *s)
         imp_leave(s);
         if (!again) break;
     }
-    atomic_store_explicit(&s->changing, false, memory_order_relaxed);
-    pthread_mutex_unlock(&s->cat_lock);
+    imp_catalogue_give(s);
     return rc;
 }
 
@@ -388,7 +415,6 @@ int imp_change_end(imp_store *s, int rc)
     }
     s->n_doomed = 0;
     if (rc == 0) after_commit(s);
-    atomic_store_explicit(&s->changing, false, memory_order_relaxed);
-    pthread_mutex_unlock(&s->cat_lock);
+    imp_catalogue_give(s);
     return rc;
 }

@@ -55,7 +55,7 @@ static int admit(imp_space *sp, const int32_t *tokens, size_t n_tokens, size_t f
     int rc = 0;
     *start = n_tokens;
     imp_lock_in_time(s);
-    if (!s->cat) {
+    if (s->without) {
         rc = imp_fail(IMP_E_BUSY, "%s: the catalogue can't be had now", s->dir);
         goto out;
     }

@@ -60,9 +60,9 @@ int imp_store_costs_put(imp_store *s, const imp_read_costs *costs)
     imp_cat_costs row = {.read_ns = costs->read_ns, .byte_ns = costs->byte_ns, .measured_s = costs->measured_s};
     int rc = s->readonly ? imp_fail(IMP_E_PERM, "%s is open to read only", s->dir) : device_of(s, &row.device);
     if (rc < 0) return rc;
-    pthread_mutex_lock(&s->cat_lock);
+    imp_catalogue_take(s);
     rc = s->cat ? imp_cat_costs_put(s->cat, &row) : imp_fail(IMP_E_NOTFOUND, "%s: no catalogue", s->dir);
-    pthread_mutex_unlock(&s->cat_lock);
+    imp_catalogue_give(s);
     return rc;
 }
 

@@ -65,9 +65,9 @@ static int fingerprint(imp_store *s, const char *path, imp_hash128 *out)
     rc = identify(fd, path, &before);
     if (rc < 0) goto out;
 
-    pthread_mutex_lock(&s->cat_lock);
+    imp_catalogue_take(s);
     rc = s->cat ? imp_cat_fingerprint(s->cat, &before, out) : IMP_E_NOTFOUND;
-    pthread_mutex_unlock(&s->cat_lock);
+    imp_catalogue_give(s);
     if (rc == 0) goto out;
 
     rc = hash_bytes(fd, path, out);
@@ -80,11 +80,11 @@ static int fingerprint(imp_store *s, const char *path, imp_hash128 *out)
     /* A file changed just now may be changed again within what its time stamps can tell apart. */
     int64_t settled_ns = (imp_wall_s() - SETTLED_S) * 1000000000;
     if (s->readonly || before.mtime_ns > settled_ns || before.ctime_ns > settled_ns) goto out;
-    pthread_mutex_lock(&s->cat_lock);
+    imp_catalogue_take(s);
     if (s->cat && imp_cat_put_fingerprint(s->cat, &before, *out) < 0) {
         imp_log(IMP_LOG_INFO, "%s: %s", s->dir, imp_last_error()); /* the next one reads the file again */
     }
-    pthread_mutex_unlock(&s->cat_lock);
+    imp_catalogue_give(s);
 out:
     close(fd);
     return rc;

@@ -540,9 +540,9 @@ static void encode_batch(imp_store *s, batch *b)
 {
     for (size_t i = 0; i < b->n; i++) {
         imp_history *h = b->records[i];
-        pthread_mutex_lock(&s->cat_lock);
+        imp_catalogue_take(s);
         read_old(s, h, false);
-        pthread_mutex_unlock(&s->cat_lock);
+        imp_catalogue_give(s);
         pthread_mutex_lock(h->lock);
         b->changes[i] = h->changes;
         int rc = encode(h, &b->bytes[i], &b->n_bytes[i]);

@@ -422,9 +422,9 @@ int imp_store_gc(imp_store *s, imp_gc_report *report)
     sweep_young_bases(s, &left);
     imp_forget_refused(s);
     rc = imp_catalogue_log_ready(s); /* compacting writes all of it there */
-    pthread_mutex_lock(&s->cat_lock);
+    imp_catalogue_take(s);
     if (rc == 0 && s->cat) rc = imp_cat_compact(s->cat);
-    pthread_mutex_unlock(&s->cat_lock);
+    imp_catalogue_give(s);
     if (rc == IMP_E_FULL) { /* a copy of it is needed for that; what is in it can be used again */
         imp_log(IMP_LOG_INFO, "%s: the catalogue isn't compacted: %s", s->dir, imp_last_error());
         rc = 0;

@@ -54,6 +54,7 @@ static int on_file(const char *name, uint64_t disk_bytes, void *user)
 typedef struct reservations {
     imp_cat_reservation *r;
     size_t n, cap;
+    size_t n_live; /* the first ones are of running processes */
 } reservations;
 
 static int on_reservation(const imp_cat_reservation *r, void *user)
@@ -70,43 +71,58 @@ static int on_reservation(const imp_cat_reservation *r, void *user)
     return 0;
 }
 
-static bool reserved(const imp_store *s, const reservations *all, uint64_t segment)
+static bool reserved(const reservations *all, uint64_t segment)
 {
-    for (size_t i = 0; i < all->n; i++) {
-        if (all->r[i].segment == segment && imp_dir_live(s, all->r[i].instance)) return true;
+    for (size_t i = 0; i < all->n_live; i++) {
+        if (all->r[i].segment == segment) return true;
     }
     return false;
 }
 
+/* Who is alive, which the disk is asked. */
+static void tell_live(const imp_store *s, reservations *all)
+{
+    all->n_live = 0;
+    for (size_t i = 0; i < all->n; i++) {
+        imp_cat_reservation r = all->r[i];
+        if (!imp_dir_live(s, r.instance)) continue;
+        all->r[i] = all->r[all->n_live];
+        all->r[all->n_live++] = r;
+    }
+}
+
 /* Keep in `l` only the files that are leftovers. S2: the reservations are read before the rows, so that a file on its
- * way from the one to the other is seen in one of them. */
+ * way from the one to the other is seen in one of them; and in between it is looked who is alive, with no mutex held,
+ * since the disk is asked: whoever is dead by then has added no row since. */
 static int sift(imp_store *s, listing *l, reservations *all)
 {
     size_t n = 0;
-    imp_lock_both(s);
+    imp_catalogue_take(s);
     int rc = s->cat ? imp_cat_reservations(s->cat, on_reservation, all)
                     : imp_fail(IMP_E_BUSY, "%s: the catalogue can't be had now", s->dir);
-    if (rc == 0) rc = imp_catalogue_refresh(s);
-    imp_leave(s); /* the disk is asked who is alive, and which segments there are doesn't change */
+    imp_catalogue_give(s);
+    if (rc < 0) return rc;
+    tell_live(s, all);
+    imp_catalogue_take(s);
+    imp_enter(s);
+    rc = imp_catalogue_refresh(s);
     for (size_t i = 0; rc == 0 && i < l->n; i++) {
         const found *f = &l->files[i];
-        if ((f->whole && imp_forest_seg(&s->forest, f->segment)) || reserved(s, all, f->segment)) continue;
+        if ((f->whole && imp_forest_seg(&s->forest, f->segment)) || reserved(all, f->segment)) continue;
         l->files[n++] = *f;
     }
     l->n = n;
-    pthread_mutex_unlock(&s->cat_lock);
+    imp_leave(s);
+    imp_catalogue_give(s);
     return rc;
 }
 
 static int unreserve_dead(imp_store *s, const reservations *all)
 {
-    size_t n = 0;
-    for (size_t i = 0; i < all->n; i++) n += !imp_dir_live(s, all->r[i].instance);
-    if (n == 0) return 0;
+    if (all->n_live == all->n) return 0;
     int rc = imp_change_begin(s);
     if (rc < 0) return rc;
-    for (size_t i = 0; rc == 0 && i < all->n; i++) {
-        if (imp_dir_live(s, all->r[i].instance)) continue;
+    for (size_t i = all->n_live; rc == 0 && i < all->n; i++) {
         rc = imp_cat_unreserve(s->cat, all->r[i].segment);
         if (rc == IMP_E_NOTFOUND) rc = 0; /* another process was faster */
     }
@@ -132,9 +148,11 @@ int imp_recover(imp_store *s, bool keep_orphans, imp_leftovers *out)
     if (rc == 0) rc = sift(s, &l, &all);
     if (rc == IMP_E_CORRUPT) {
         /* A damaged reservation: nothing else reads them, so nobody else notices. */
-        imp_lock_both(s);
+        imp_catalogue_take(s);
+        imp_enter(s);
         imp_catalogue_failed(s, rc);
-        imp_unlock_both(s);
+        imp_leave(s);
+        imp_catalogue_give(s);
     }
     for (size_t i = 0; rc == 0 && i < l.n; i++) {
         char name[272] = "segments/";

@@ -223,7 +223,7 @@ struct imp_store {
 
     pthread_mutex_t cat_lock;
     bool entered;             /* `lock` is held too: imp_enter() */
-    imp_cat *cat;             /* NULL: it can't be had now */
+    imp_cat *cat;             /* NULL: it can't be had now, or is just being opened */
     uint64_t cat_retry_ns;    /* not before */
     uint64_t limit_owed;      /* a limit that isn't in the catalogue yet and goes there with the next change; 0: none */
     uint64_t log_failed_bytes; /* so large was the catalogue's log when it couldn't be emptied; 0: it could */
@@ -234,7 +234,8 @@ struct imp_store {
     int64_t latest_s;         /* of the latest use; guarded by `lock` */
     int64_t uses_read_s;      /* when other processes' uses were last read */
     atomic_uint_least64_t limit_bytes; /* as it was named, or as the catalogue last had it; 0: neither. For imp_limit() */
-    atomic_bool changing;     /* a change is under way; relaxed: only a hint, see match.c */
+    atomic_bool changing;     /* a change, or something that takes as long, is under way: written with cat_lock held;
+                                 relaxed: only a hint, see match.c */
     uint64_t reserved;        /* the segment this instance has a reservation for; 0: none */
     uint64_t reorder_reserved; /* the same for a reorder */
     uint64_t reserved_before, reorder_reserved_before; /* the change under way, should it be rolled back */
@@ -244,8 +245,9 @@ struct imp_store {
     imp_forest forest;
     uint64_t generation;      /* of the catalogue as the forest has it */
     bool reload;              /* the forest can't be trusted: read all of it again */
-    uint64_t epoch;           /* raised when nodes get new ids */
-    bool renumbered;          /* and the forest still has the old ones */
+    uint64_t epoch;           /* raised when the forest's nodes get other ids, at that moment */
+    bool renumbered;          /* they will with the next whole read: the catalogue is another one */
+    bool without;             /* the catalogue can't be had */
     imp_seg_table open;
     imp_radix_step *steps;    /* room for a match */
     size_t steps_cap;
@@ -344,6 +346,10 @@ void imp_enter(imp_store *s);
 void imp_leave(imp_store *s);
 void imp_lock_both(imp_store *s);
 void imp_unlock_both(imp_store *s);
+/* Take cat_lock for longer than a look: for whatever isn't a change and may wait for the disk, or for other processes. As
+ * during a change, matches don't wait for it, but go on with the forest as it is. */
+void imp_catalogue_take(imp_store *s);
+void imp_catalogue_give(imp_store *s);
 
 /* Have a catalogue, if one can be had: open it, or rebuild it when it is lost or damaged and nobody else has it open.
  * 0, IMP_E_BUSY (run without), or a failure. `first`: at open, where waiting for a rebuild by another process is

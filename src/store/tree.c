@@ -488,6 +488,7 @@ static int read_whole(imp_store *s)
     }
     imp_forest_free(&s->forest);
     s->forest = f;
+    s->epoch += s->renumbered;
     s->generation = generation;
     s->reload = s->renumbered = false;
     return 0;

@@ -348,9 +348,11 @@ static int check_catalogue(verify *v)
     if (!in_memory) rc = check_beside(v);
     if (rc == IMP_E_CORRUPT && !v->catalogue_bad) on_catalogue(imp_last_error(), v);
     if (v->catalogue_bad && v->repair) {
-        imp_lock_both(s);
+        imp_catalogue_take(s);
+        imp_enter(s);
         (void)imp_catalogue_repair(s);
-        imp_unlock_both(s);
+        imp_leave(s);
+        imp_catalogue_give(s);
     }
     return v->catalogue_bad ? 0 : rc;
 }
