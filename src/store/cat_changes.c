@@ -234,6 +234,8 @@ int imp_cat_new_node_id(imp_cat *c, uint64_t *id)
     return 0;
 }
 
+uint64_t imp_cat_next_node(const imp_cat *c) { return c->now.next_node; }
+
 int imp_cat_reserve(imp_cat *c, const imp_cat_reservation *r)
 {
     int rc = cat_must_be_in_change(c);

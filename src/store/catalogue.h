@@ -86,6 +86,7 @@ int imp_cat_remove_segment(imp_cat *c, uint64_t id);
 int imp_cat_put_node(imp_cat *c, const imp_cat_node *node); /* new, or in place of the row with this id */
 int imp_cat_remove_node(imp_cat *c, uint64_t id);
 int imp_cat_new_node_id(imp_cat *c, uint64_t *id);
+uint64_t imp_cat_next_node(const imp_cat *c); /* the id that the next one will have, or a smaller one */
 int imp_cat_reserve(imp_cat *c, const imp_cat_reservation *r);
 int imp_cat_unreserve(imp_cat *c, uint64_t segment);
 

@@ -148,6 +148,7 @@ static void forget(imp_store *s)
     }
     imp_forest_free(&s->forest);
     s->epoch++;
+    s->first_new = UINT64_MAX;
     s->reload = true;
 }
 
@@ -335,6 +336,7 @@ int imp_change_begin(imp_store *s)
         bool owes = begun && rc == 0 && s->limit_owed && s->limit_owed != imp_cat_limit(s->cat);
         if (owes) rc = imp_cat_put_limit(s->cat, s->limit_owed);
         if (begun && rc == 0) {
+            s->first_new = imp_cat_next_node(s->cat);
             s->reserved_before = s->reserved;
             s->reorder_reserved_before = s->reorder_reserved;
             return 0;
@@ -395,6 +397,7 @@ int imp_change_end(imp_store *s, int rc)
     if (rc == 0) {
         if (s->generation != imp_cat_generation(s->cat)) imp_fault_over(s, IMP_FAULT_CATALOGUE);
         s->generation = imp_cat_generation(s->cat);
+        s->first_new = UINT64_MAX;
         s->limit_owed = 0;
     } else {
         s->reload = true; /* the forest has edits that the catalogue hasn't */

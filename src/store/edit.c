@@ -77,8 +77,9 @@ int imp_edit_remove_leaf(imp_store *s, imp_tree *tree, uint64_t id)
 {
     bool last = false;
     uint64_t segment = imp_radix_get(tree->radix, id)->segment;
-    int rc = imp_cat_remove_node(s->cat, id);
-    if (rc == 0) rc = imp_forest_remove_node(&s->forest, tree, id, &last);
+    /* From the tree first: whoever chose it did so with `lock` held, which the catalogue's call lets go of. */
+    int rc = imp_forest_remove_node(&s->forest, tree, id, &last);
+    if (rc == 0) rc = imp_cat_remove_node(s->cat, id);
     if (rc < 0 || !last) return rc;
     rc = imp_change_doom(s, segment);
     if (rc == 0) rc = imp_cat_remove_segment(s->cat, segment);

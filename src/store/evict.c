@@ -106,10 +106,15 @@ typedef struct old_leaves {
     size_t n;
 } old_leaves;
 
+static bool is_old(const imp_radix_node *n, int64_t before_s)
+{
+    return n->n_children == 0 && n->leases == 0 && !n->pinned && n->used_s < before_s;
+}
+
 static int note_old(imp_radix_node *n, void *user)
 {
     old_leaves *old = user;
-    if (n->n_children > 0 || n->leases > 0 || n->pinned || n->used_s >= old->before_s) return 0;
+    if (!is_old(n, old->before_s)) return 0;
     old->ids[old->n++] = n->id;
     return old->n == OLD_AT_ONCE;
 }
@@ -125,7 +130,11 @@ static int expire(imp_store *s, imp_evicted *out)
         do {
             old.n = 0;
             (void)imp_radix_walk(tree->radix, note_old, &old);
-            for (size_t j = 0; rc == 0 && j < old.n; j++) rc = remove_victim(s, tree, old.ids[j], out);
+            for (size_t j = 0; rc == 0 && j < old.n; j++) {
+                /* Each removal lets go of `lock`, and a match may have come for the others. */
+                const imp_radix_node *n = imp_radix_get(tree->radix, old.ids[j]);
+                if (n && is_old(n, old.before_s)) rc = remove_victim(s, tree, n->id, out);
+            }
         } while (rc == 0 && old.n > 0); /* what was above them is a leaf now */
     }
     return rc;

@@ -2,6 +2,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -12,25 +13,28 @@
 /* Long enough that a bad disk costs few requests a second pass, short enough that a pulled cable is forgotten. */
 static const uint64_t aside_ns = 600000000000u;
 
+enum { LOOK_NS = 1000000 }; /* between two tries to get at the catalogue */
+
 /* ---- `lock`, and a forest that is up to date */
 
 /* While this process changes the catalogue nobody else does, and the change began with everything read. Its commit
  * waits for the disk, which a match need not. A wrong guess costs a wait or a miss, never a wrong answer. */
 static bool must_ask(const imp_store *s) { return !atomic_load_explicit(&s->changing, memory_order_relaxed); }
 
-void imp_lock_sure(imp_store *s)
+/* With cat_lock held, which it lets go of; takes `lock`. */
+static void refresh(imp_store *s)
 {
-    imp_lock_both(s);
+    imp_enter(s);
     int rc = imp_catalogue_refresh(s);
     if (rc < 0) imp_log(IMP_LOG_DEBUG, "%s: not refreshed: %s", s->dir, imp_last_error());
     s->entered = false;
     pthread_mutex_unlock(&s->cat_lock);
 }
 
-void imp_lock_fresh(imp_store *s)
+void imp_lock_sure(imp_store *s)
 {
-    if (must_ask(s)) imp_lock_sure(s);
-    else pthread_mutex_lock(&s->lock);
+    pthread_mutex_lock(&s->cat_lock);
+    refresh(s);
 }
 
 /* Who only asks whether something has changed holds it for a moment. Who holds it for longer may wait for the disk. */
@@ -41,6 +45,19 @@ static bool lock_cat_soon(imp_store *s)
         sched_yield();
     }
     return false;
+}
+
+void imp_lock_fresh(imp_store *s)
+{
+    /* A change that begins while this waits isn't waited for either. */
+    while (must_ask(s)) {
+        if (lock_cat_soon(s)) {
+            refresh(s);
+            return;
+        }
+        nanosleep(&(struct timespec){0, LOOK_NS}, NULL);
+    }
+    pthread_mutex_lock(&s->lock);
 }
 
 /* Take `lock`, if the forest is up to date. False: that takes the disk to find out, or to bring about. */
@@ -83,13 +100,17 @@ void imp_lock_in_time(imp_store *s)
 
 /* ---- the way */
 
-static void use(imp_store *s, imp_tree *tree, imp_radix_node *n, int64_t now_s)
+/* Returns what is pinned: 0 for a node of a change that may still be rolled back. Then its id may become another node's,
+ * which this path would unpin. */
+static uint64_t use(imp_store *s, imp_tree *tree, imp_radix_node *n, int64_t now_s)
 {
-    n->leases++;
+    bool stays = n->id < s->first_new;
+    n->leases += stays;
     n->hits++;
     n->used_s = now_s;
     imp_radix_touch(tree->radix, n);
     if (s->n_used < IMP_USED_MAX) s->used[s->n_used++] = n->id;
+    return stays ? n->id : 0;
 }
 
 /* How many steps of a way there are before the first one into a segment that is set aside. With `lock` held. */
@@ -123,13 +144,44 @@ typedef enum how {
 
 enum { NOT_AT_ONCE = 1 };
 
-/* The segments of the steps, as far as they are open. NOT_AT_ONCE: one isn't. With `lock` held. */
-static int take_open(imp_store *s, imp_path *path, how h)
+/* S4. `fresh`: the segment was just opened, so that what comes before it is checked too. */
+static int check_span(const imp_span *span, const prompt *p, bool fresh)
+{
+    const imp_seg_meta *m = imp_seg_layout_meta(span->seg->layout);
+    const int32_t *tokens = p->tokens;
+    const char *what = NULL;
+    if (!imp_hash128_equal(m->space, p->space)) {
+        what = "belongs to another space";
+    } else if (m->first_token + span->segment_first != span->depth ||
+               (uint64_t)span->segment_first + span->n_tokens > m->n_tokens ||
+               memcmp(m->tokens + span->segment_first, tokens + span->depth, span->n_tokens * sizeof *tokens) != 0) {
+        what = "its tokens are not those of the catalogue";
+    } else if (m->derived && !span->derived) {
+        what = "is derived, and the catalogue says exact";
+    } else if (fresh && !imp_hash128_equal(imp_prefix_hash(p->space, tokens, (size_t)m->first_token), m->before)) {
+        what = "follows other tokens than the catalogue says";
+    }
+    return what ? imp_fail(IMP_E_CORRUPT, "%s", what) : 0;
+}
+
+/* The spans of the steps, with their segments as far as these are open. NOT_AT_ONCE: one isn't, or isn't as it should
+ * be. With `lock` held. */
+static int take_spans(imp_store *s, const prompt *p, imp_path *path, how h)
 {
     for (size_t i = 0; i < path->n_spans; i++) {
-        path->spans[i].seg = imp_segs_get(s, s->steps[i].node->segment);
-        if (path->spans[i].seg || h != AT_ONCE) continue;
-        while (i-- > 0) imp_segs_put(s, path->spans[i].seg);
+        const imp_radix_node *n = s->steps[i].node;
+        path->spans[i] = (imp_span){
+            .seg = imp_segs_get(s, n->segment),
+            .segment = n->segment,
+            .segment_first = n->segment_first,
+            .n_tokens = s->steps[i].n_matched,
+            .depth = n->depth,
+            .derived = n->derived,
+        };
+        if (h != AT_ONCE || (path->spans[i].seg && check_span(&path->spans[i], p, false) == 0)) continue;
+        for (size_t j = 0; j <= i; j++) {
+            if (path->spans[j].seg) imp_segs_put(s, path->spans[j].seg);
+        }
         return NOT_AT_ONCE;
     }
     return 0;
@@ -158,22 +210,10 @@ static int find_way(imp_store *s, const prompt *p, how h, imp_path *out)
     }
     out->n_spans = n_steps;
     out->epoch = s->epoch;
-    rc = take_open(s, out, h);
+    rc = take_spans(s, p, out, h);
     if (rc != 0) goto out;
     int64_t now_s = imp_uses_now(s);
-    for (size_t i = 0; i < n_steps; i++) {
-        imp_radix_node *n = s->steps[i].node;
-        out->spans[i] = (imp_span){
-            .seg = out->spans[i].seg,
-            .node = n->id,
-            .segment = n->segment,
-            .segment_first = n->segment_first,
-            .n_tokens = s->steps[i].n_matched,
-            .depth = n->depth,
-            .derived = n->derived,
-        };
-        use(s, tree, n, now_s);
-    }
+    for (size_t i = 0; i < n_steps; i++) out->spans[i].node = use(s, tree, s->steps[i].node, now_s);
 out:
     pthread_mutex_unlock(&s->lock);
     if (rc != 0) {
@@ -181,26 +221,6 @@ out:
         *out = (imp_path){0};
     }
     return rc;
-}
-
-/* S4. `fresh`: the segment was just opened, so that what comes before it is checked too. */
-static int check_span(const imp_span *span, const prompt *p, bool fresh)
-{
-    const imp_seg_meta *m = imp_seg_layout_meta(span->seg->layout);
-    const int32_t *tokens = p->tokens;
-    const char *what = NULL;
-    if (!imp_hash128_equal(m->space, p->space)) {
-        what = "belongs to another space";
-    } else if (m->first_token + span->segment_first != span->depth ||
-               (uint64_t)span->segment_first + span->n_tokens > m->n_tokens ||
-               memcmp(m->tokens + span->segment_first, tokens + span->depth, span->n_tokens * sizeof *tokens) != 0) {
-        what = "its tokens are not those of the catalogue";
-    } else if (m->derived && !span->derived) {
-        what = "is derived, and the catalogue says exact";
-    } else if (fresh && !imp_hash128_equal(imp_prefix_hash(p->space, tokens, (size_t)m->first_token), m->before)) {
-        what = "follows other tokens than the catalogue says";
-    }
-    return what ? imp_fail(IMP_E_CORRUPT, "%s", what) : 0;
 }
 
 static int open_span(imp_store *s, imp_span *span, const prompt *p, uint64_t *header_bytes)
@@ -220,7 +240,7 @@ static void cut(imp_store *s, imp_path *path, size_t n)
     for (size_t i = n; i < path->n_spans; i++) {
         imp_tree *tree;
         imp_radix_node *node =
-            path->epoch == s->epoch ? imp_forest_node(&s->forest, path->spans[i].node, &tree) : NULL;
+            path->spans[i].node && path->epoch == s->epoch ? imp_forest_node(&s->forest, path->spans[i].node, &tree) : NULL;
         if (node && node->leases > 0) {
             node->leases--;
             imp_radix_touch(tree->radix, node);
@@ -296,11 +316,6 @@ static int match(imp_store *s, const prompt *p, imp_path *out, uint64_t *header_
 static int match_at_once(imp_store *s, const prompt *p, imp_path *out)
 {
     int rc = find_way(s, p, AT_ONCE, out);
-    for (size_t i = 0; rc == 0 && i < out->n_spans; i++) {
-        if (check_span(&out->spans[i], p, false) == 0) continue;
-        cut(s, out, 0);
-        return NOT_AT_ONCE;
-    }
     if (rc == 0 && out->n_spans > 0 && atomic_load_explicit(&s->faulty, memory_order_relaxed)) reads_again(s);
     return rc;
 }

@@ -328,6 +328,7 @@ int imp_rebuild(imp_store *s)
 
     imp_forest_free(&s->forest);
     s->epoch++;
+    s->first_new = UINT64_MAX;
     s->reload = true;
     s->reserved = s->reorder_reserved = 0;
     rc = imp_cat_open(folder, 0, &s->cat);

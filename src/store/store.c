@@ -183,6 +183,7 @@ static int new_store(const imp_store_opts *given, imp_store **out)
     imp_store *s = imp_calloc(1, sizeof *s);
     if (!s) return imp_fail(IMP_E_NOMEM, "no memory for a store");
     s->dir_fd = s->lock_fd = s->live_fd = -1;
+    s->first_new = UINT64_MAX;
     s->pid = getpid();
     s->opts = opts;
     s->own_chunks = !given || given->chunk_tokens == 0;

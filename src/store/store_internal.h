@@ -248,6 +248,7 @@ struct imp_store {
     uint64_t epoch;           /* raised when the forest's nodes get other ids, at that moment */
     bool renumbered;          /* they will with the next whole read: the catalogue is another one */
     bool without;             /* the catalogue can't be had */
+    uint64_t first_new;       /* nodes from this id on are of a change that isn't durable: their ids may become others' */
     imp_seg_table open;
     imp_radix_step *steps;    /* room for a match */
     size_t steps_cap;

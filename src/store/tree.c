@@ -489,6 +489,7 @@ static int read_whole(imp_store *s)
     imp_forest_free(&s->forest);
     s->forest = f;
     s->epoch += s->renumbered;
+    s->first_new = UINT64_MAX;
     s->generation = generation;
     s->reload = s->renumbered = false;
     return 0;
