@@ -287,9 +287,21 @@ uint32_t imp_io_alignment(const imp_io *io) { return io->alignment; }
 
 void imp_io_set_deadline(imp_io *io, uint64_t deadline_ns) { io->deadline_ns = deadline_ns; }
 
-uint64_t imp_io_limited_until(const imp_io *io)
+static _Thread_local atomic_uint_least64_t *tell_limit;
+
+atomic_uint_least64_t *imp_io_tell_limit(atomic_uint_least64_t *until_ns)
 {
-    return io->limit.bytes_per_s ? atomic_load_explicit(&io->limit.due_ns, memory_order_relaxed) : 0;
+    atomic_uint_least64_t *before = tell_limit;
+    tell_limit = until_ns;
+    return before;
+}
+
+void imp_io_raise(atomic_uint_least64_t *until_ns, uint64_t ns)
+{
+    uint_least64_t is = atomic_load_explicit(until_ns, memory_order_relaxed);
+    while (is < ns && !atomic_compare_exchange_weak_explicit(until_ns, &is, ns, memory_order_relaxed,
+                                                             memory_order_relaxed)) {
+    }
 }
 
 bool imp_io_in_memory(const imp_io *io) { return io->memory != NULL; }
@@ -459,6 +471,7 @@ int imp_io_pread_all(imp_io_file *f, uint64_t offset, void *buf, size_t n_bytes)
 {
     uint64_t now = f->io->simulated ? imp_io_virtual_ns(f->io) : imp_now_ns();
     uint64_t release = imp_io_limit_reserve(&f->io->limit, now, n_bytes);
+    if (release && tell_limit) imp_io_raise(tell_limit, release);
     if (release && f->io->simulated) imp_io_virtual_pass(f->io, release);
     else if (release) imp_io_sleep_until(release);
     return imp_io_pread_now(f, offset, buf, n_bytes);

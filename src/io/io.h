@@ -12,6 +12,7 @@
 #ifndef IMP_IO_IO_H
 #define IMP_IO_IO_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -38,8 +39,11 @@ bool imp_io_in_memory(const imp_io *io);
 /* How long somebody waits for reads of a queue none of which comes back; 0: for ever (so it is at first). Set it before
  * any queue is made. What is waited for because of the rate limit doesn't count. */
 void imp_io_set_deadline(imp_io *io, uint64_t deadline_ns);
-/* Until when (imp_now_ns) the rate limit may hold back what was asked for so far; 0: there is no limit. */
-uint64_t imp_io_limited_until(const imp_io *io);
+/* Where imp_io_read() in this thread leaves word until when (imp_now_ns) the rate limit holds it back, before it waits;
+ * NULL: nowhere. Returns where it did before. */
+atomic_uint_least64_t *imp_io_tell_limit(atomic_uint_least64_t *until_ns);
+/* Raise it to `ns`, unless it is larger. */
+void imp_io_raise(atomic_uint_least64_t *until_ns, uint64_t ns);
 /* Reads that were given up haven't come back yet: the device, or the way to it, hangs. Others had better not wait for
  * it. No wait, and one look at a counter as long as there are none. */
 bool imp_io_hung(imp_io *io);

@@ -19,6 +19,7 @@
 
 enum {
     BUSY_MS = 5000,
+    BUSY_STEP_MS = 50, /* the longest time between two tries */
     MAX_ROW_BYTES = 8 << 20, /* the longest row has 1,048,576 tokens of 4 bytes: more is damage */
     WAL_KEEP_BYTES = 4 << 20,
     INDEX_BYTES = 32768, /* a piece of the wal-index */
@@ -30,28 +31,39 @@ struct cat_db {
     sqlite3_stmt **stmts; /* [schema->n_sql], NULL until first used */
     sqlite3_stmt *data_version;
     uint16_t version;
-    int busy_ms;
-    void (*before)(void *user), (*after)(void *user); /* NULL: nothing */
-    void *user;
+    bool wal;                 /* it has a log, and so a wal-index */
+    bool constant;            /* opened as a file that nobody writes */
+    int busy_ms, wait_ms;     /* for others' locks: always, and just now */
+    uint64_t busy_since_ns;
+    cat_db_hooks hooks;
 };
 
 /* ---- what may wait for the disk */
 
-void cat_db_around(cat_db *d, void (*before)(void *user), void (*after)(void *user), void *user)
-{
-    d->before = before;
-    d->after = after;
-    d->user = user;
-}
+void cat_db_around(cat_db *d, cat_db_hooks hooks) { d->hooks = hooks; }
 
 static void before(const cat_db *d)
 {
-    if (d->before) d->before(d->user);
+    if (d->hooks.before) d->hooks.before(d->hooks.user);
 }
 
 static void after(const cat_db *d)
 {
-    if (d->after) d->after(d->user);
+    if (d->hooks.after) d->hooks.after(d->hooks.user);
+}
+
+/* As sqlite3_busy_timeout() does it, but that it is told. */
+static int on_busy(void *user, int n_before)
+{
+    cat_db *d = user;
+    uint64_t now_ns = imp_now_ns();
+    if (n_before == 0) d->busy_since_ns = now_ns;
+    if (d->hooks.busy) d->hooks.busy(d->hooks.user);
+    uint64_t waited_ms = (now_ns - d->busy_since_ns) / 1000000;
+    if (waited_ms >= (uint64_t)d->wait_ms) return 0;
+    uint64_t left_ms = (uint64_t)d->wait_ms - waited_ms, pause_ms = n_before < 6 ? 1u << n_before : BUSY_STEP_MS;
+    usleep((useconds_t)(1000 * (pause_ms < left_ms ? pause_ms : left_ms)));
+    return 1;
 }
 
 static int run_sql(const cat_db *d, const char *sql)
@@ -196,6 +208,13 @@ void cat_db_rollback(cat_db *d)
 
 /* ---- what SQLite says about the file */
 
+static int take_mode(sqlite3_stmt *row, void *user)
+{
+    const char *mode = (const char *)sqlite3_column_text(row, 0);
+    *(bool *)user = mode && strcmp(mode, "wal") == 0;
+    return 0;
+}
+
 static int take_int(sqlite3_stmt *row, void *user)
 {
     *(int64_t *)user = sqlite3_column_int64(row, 0);
@@ -228,19 +247,19 @@ bool cat_db_look(cat_db *d, cat_db_mark *out)
 {
     sqlite3_file *f = NULL;
     void volatile *at = NULL;
+    if (!d->wal) return false; /* asking for it would make one */
     int code = sqlite3_file_control(d->db, "main", SQLITE_FCNTL_FILE_POINTER, &f);
     if (code != SQLITE_OK || !f || !f->pMethods || f->pMethods->iVersion < 2 || !f->pMethods->xShmMap) return false;
-    if (f->pMethods->xShmMap(f, 0, INDEX_BYTES, 0, &at) != SQLITE_OK || !at) return false;
+    code = f->pMethods->xShmMap(f, 0, INDEX_BYTES, 0, &at);
+    if ((code != SQLITE_OK && code != SQLITE_READONLY) || !at) return false; /* READONLY: here it is, not to be written */
     const volatile uint32_t *words = at;
     for (size_t i = 0; i < sizeof out->words / sizeof out->words[0]; i++) out->words[i] = words[i];
     return true;
 }
 
-void cat_db_busy_ms(cat_db *d, int ms)
-{
-    d->busy_ms = ms;
-    sqlite3_busy_timeout(d->db, ms);
-}
+bool cat_db_constant(const cat_db *d) { return d->constant; }
+
+void cat_db_busy_ms(cat_db *d, int ms) { d->busy_ms = d->wait_ms = ms; }
 
 int cat_db_vacuum(cat_db *d)
 {
@@ -252,9 +271,9 @@ int cat_db_vacuum(cat_db *d)
 int cat_db_checkpoint(cat_db *d, int wait_ms)
 {
     int64_t busy = 0;
-    sqlite3_busy_timeout(d->db, wait_ms);
+    d->wait_ms = wait_ms;
     int rc = cat_db_query(d, "PRAGMA wal_checkpoint(TRUNCATE)", take_int, &busy);
-    sqlite3_busy_timeout(d->db, d->busy_ms);
+    d->wait_ms = d->busy_ms;
     return rc == 0 && busy ? imp_fail(IMP_E_BUSY, "catalogue: its log is being read") : rc;
 }
 
@@ -342,6 +361,7 @@ static int connect_to(cat_db *d, const char *name, int flags)
     int code = sqlite3_open_v2(name, &d->db, flags, NULL);
     if (code != SQLITE_OK) return db_fail(d, code);
     cat_db_busy_ms(d, BUSY_MS);
+    sqlite3_busy_handler(d->db, on_busy, d);
     sqlite3_limit(d->db, SQLITE_LIMIT_LENGTH, MAX_ROW_BYTES);
     sqlite3_db_config(d->db, SQLITE_DBCONFIG_DEFENSIVE, 1, NULL);
     sqlite3_db_config(d->db, SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0, NULL);
@@ -406,13 +426,6 @@ static int check_schema(cat_db *d)
     return rc;
 }
 
-static int take_mode(sqlite3_stmt *row, void *user)
-{
-    const char *mode = (const char *)sqlite3_column_text(row, 0);
-    *(bool *)user = mode && strcmp(mode, "wal") == 0;
-    return 0;
-}
-
 static int use_wal(cat_db *d)
 {
     /* Another process doing the same is no reason to fail, but SQLite doesn't always wait for it here. */
@@ -425,6 +438,7 @@ static int use_wal(cat_db *d)
     if (rc < 0) return rc;
     if (sqlite3_db_readonly(d->db, "main") == 1) return imp_fail(IMP_E_CORRUPT, "catalogue: its header says read-only");
     if (!wal) return imp_fail(IMP_E_IO, "catalogue: this file system has no shared memory for SQLite's WAL");
+    d->wal = true;
     char pragma[64];
     snprintf(pragma, sizeof pragma, "PRAGMA journal_size_limit=%d", WAL_KEEP_BYTES);
     return exec(d, pragma);
@@ -478,6 +492,7 @@ static int open_readonly(cat_db *d, const char *path)
     char *wal = NULL, *uri = NULL, *folder = NULL;
     int rc = connect_to(d, path, SQLITE_OPEN_READONLY);
     if (rc == 0) rc = check_version(d);
+    if (rc == 0) rc = cat_db_query(d, "PRAGMA journal_mode", take_mode, &d->wal);
     if (rc != IMP_E_PERM && rc != IMP_E_IO) goto out;
 
     /* Perhaps only because -shm can't be made here. Without a -wal the file is whole, and can be read as it is. */
@@ -493,6 +508,7 @@ static int open_readonly(cat_db *d, const char *path)
     if (writable || (stat(wal, &st) == 0 && st.st_size > 0)) goto out;
     sqlite3_close(d->db);
     d->db = NULL;
+    d->constant = true;
     rc = connect_to(d, uri, SQLITE_OPEN_READONLY | SQLITE_OPEN_URI);
     if (rc == 0) rc = check_version(d);
 out:

@@ -27,8 +27,13 @@ enum { CAT_DB_READONLY = 1, CAT_DB_MEMORY = 2 /* no file at all: `path` isn't lo
  * in which the caller adds what belongs into a new database, and which it ends. */
 int cat_db_open(const char *path, const cat_schema *schema, unsigned flags, cat_db **out, bool *made);
 void cat_db_close(cat_db *d);
-/* `before` is called ahead of whatever may wait for the disk, `after` behind it. */
-void cat_db_around(cat_db *d, void (*before)(void *user), void (*after)(void *user), void *user);
+/* What is called ahead of whatever may wait for the disk, and behind it; and, in between, each time that another
+ * connection's lock is found in the way. Each may be NULL. */
+typedef struct cat_db_hooks {
+    void (*before)(void *user), (*after)(void *user), (*busy)(void *user);
+    void *user;
+} cat_db_hooks;
+void cat_db_around(cat_db *d, cat_db_hooks hooks);
 /* The version it has: an older one only if it was opened for reading. */
 uint16_t cat_db_version(const cat_db *d);
 
@@ -50,11 +55,13 @@ bool cat_db_moved(cat_db *d);
 /* A number that changes whenever another connection has committed. */
 int cat_db_data_version(cat_db *d, int64_t *out);
 /* How far SQLite's log goes: other whenever anybody has committed, or begun the log anew. Looked up in memory that all
- * processes share, where data_version may read a page. False: there is no such memory. */
+ * processes share, where data_version may read a page. False: there is no such memory, since the database has no log or
+ * is opened as a file that nobody writes (cat_db_constant()). */
 typedef struct cat_db_mark {
     uint32_t words[12];
 } cat_db_mark;
 bool cat_db_look(cat_db *d, cat_db_mark *out);
+bool cat_db_constant(const cat_db *d);
 void cat_db_busy_ms(cat_db *d, int ms);
 int cat_db_vacuum(cat_db *d);
 /* The -wal's pages into the file, and the -wal emptied. Others' reads are waited for so long: IMP_E_BUSY. */

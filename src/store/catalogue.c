@@ -135,9 +135,10 @@ void imp_cat_close(imp_cat *c)
 
 void imp_cat_use_key(imp_cat *c, const imp_key *key) { c->key = key; }
 
-void imp_cat_around(imp_cat *c, void (*before)(void *user), void (*after)(void *user), void *user)
+void imp_cat_around(imp_cat *c, void (*before)(void *user), void (*after)(void *user), void (*busy)(void *user),
+                    void *user)
 {
-    cat_db_around(c->db, before, after, user);
+    cat_db_around(c->db, (cat_db_hooks){before, after, busy, user});
 }
 
 void imp_cat_busy_ms(imp_cat *c, int ms) { cat_db_busy_ms(c->db, ms); }
@@ -298,11 +299,10 @@ int imp_cat_changed(imp_cat *c, bool *changed)
 
 bool imp_cat_untouched(imp_cat *c)
 {
-    int64_t version = 0;
     cat_db_mark mark;
     if (c->unseen || cat_db_moved(c->db)) return false;
     if (cat_db_look(c->db, &mark)) return memcmp(&mark, &c->mark, sizeof mark) == 0;
-    return cat_db_data_version(c->db, &version) == 0 && version == c->data_version; /* a file that nobody writes */
+    return cat_db_constant(c->db);
 }
 
 int imp_cat_totals(imp_cat *c, uint64_t *segment_bytes, uint64_t *reserved_bytes)

@@ -62,8 +62,10 @@ void imp_cat_close(imp_cat *c);
  * catalogue. */
 void imp_cat_use_key(imp_cat *c, const imp_key *key);
 
-/* `before` is called ahead of whatever may wait for the disk, `after` behind it, in all calls but open and close. */
-void imp_cat_around(imp_cat *c, void (*before)(void *user), void (*after)(void *user), void *user);
+/* `before` is called ahead of whatever may wait for the disk, `after` behind it, and in between `busy` each time that
+ * another process's lock is found in the way; in all calls but open and close. NULL: nothing is. */
+void imp_cat_around(imp_cat *c, void (*before)(void *user), void (*after)(void *user), void (*busy)(void *user),
+                    void *user);
 
 /* How long a call waits for another process's lock before it gives up with IMP_E_BUSY; 5,000 at open. */
 void imp_cat_busy_ms(imp_cat *c, int ms);

@@ -47,6 +47,12 @@ static void after_disk(void *user)
     if (s->entered) pthread_mutex_lock(&s->lock);
 }
 
+static void tell_busy(void *user)
+{
+    imp_store *s = user;
+    atomic_store_explicit(&s->busy_ns, imp_now_ns(), memory_order_relaxed);
+}
+
 void imp_lock_both(imp_store *s)
 {
     pthread_mutex_lock(&s->cat_lock);
@@ -82,7 +88,7 @@ static void let_go(imp_store *s)
 {
     imp_cat *cat = s->cat;
     s->cat = NULL;
-    imp_cat_around(cat, NULL, NULL, NULL); /* the calls inside of the close are inside of these */
+    imp_cat_around(cat, NULL, NULL, NULL, NULL); /* the calls inside of the close are inside of these */
     before_disk(s);
     imp_cat_close(cat);
     after_disk(s);
@@ -128,7 +134,7 @@ static int open_and_read(imp_store *s)
     if (rc < 0) return rc;
     s->cat = cat;
     imp_cat_use_key(s->cat, s->key);
-    imp_cat_around(s->cat, before_disk, after_disk, s);
+    imp_cat_around(s->cat, before_disk, after_disk, tell_busy, s);
     s->reload = true;
     rc = imp_forest_refresh(s);
     if (rc < 0) let_go(s);

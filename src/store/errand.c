@@ -1,6 +1,10 @@
 /* errand.c: what may wait for the disk, done by a thread of the store's while its caller waits, but no longer than the
  * read deadline. A disk that hangs holds whoever reads it, and no signal helps: so it holds a thread that nobody needs.
  *
+ * The deadline counts from when a thread begins with it. Before that it counts from when a thread last began with
+ * another one or was done with it: a queue that moves is a slow disk, not one that hangs. What is waited for because of
+ * the rate limit doesn't count, nor, up to a bound, because another process has the catalogue locked.
+ *
  * What is late goes on; when it comes back it gives back what it took. Until then nobody else is sent, see
  * imp_store_hung().
  * A store that is closed meanwhile is left to those that are late, and the last of them closes it.
@@ -20,12 +24,16 @@
 
 enum { HELPERS_MAX = 4 };
 
+/* A change is tried twice, and waits each time for so long as cat_db.c lets it. */
+static const uint64_t busy_most_ns = 10000000000u;
+
 typedef struct imp_errands {
     pthread_mutex_t lock;       /* guards what follows and the errands' states */
     pthread_cond_t come, back;  /* an errand for the helpers; one that is done */
     imp_errand *first, *last;   /* that nobody has begun */
     pthread_t helpers[HELPERS_MAX];
     unsigned n_waiting, n_helpers, n_busy; /* errands; threads; of these, at work */
+    uint64_t moved_ns;           /* when a helper last took an errand, or was done with one */
     bool ending;
     void (*close)(imp_store *s); /* the store is left to the last one that is busy; NULL: it isn't */
     atomic_uint n_late;          /* relaxed: who is late to see it waits for the deadline too */
@@ -89,11 +97,21 @@ static imp_errand *take(imp_errands *all)
 static void go(imp_store *s, imp_errand *e)
 {
     imp_errands *all = s->errands;
-    bool late = e->state == IMP_ERRAND_LATE; /* all were busy for too long: nobody needs it any more */
+    /* All were busy for too long, and nobody waits for it any more. */
+    bool late = e->state == IMP_ERRAND_LATE;
     all->n_busy++;
+    all->moved_ns = imp_now_ns();
+    imp_io_raise(&e->from_ns, all->moved_ns);
+    e->begun = true;
     pthread_mutex_unlock(&all->lock);
-    int status = late ? 0 : e->run(s, e);
+    int status = 0;
+    if (!late || e->needed) {
+        (void)imp_io_tell_limit(&e->from_ns);
+        status = e->run(s, e);
+        (void)imp_io_tell_limit(NULL);
+    }
     pthread_mutex_lock(&all->lock);
+    all->moved_ns = imp_now_ns();
     if (e->state == IMP_ERRAND_AWAITED) {
         e->status = status;
         snprintf(e->line, sizeof e->line, "%s", imp_last_error());
@@ -182,6 +200,20 @@ static void wait_until(imp_errands *all, uint64_t until_ns)
     (void)pthread_cond_timedwait(&all->back, &all->lock, &until);
 }
 
+void imp_errand_gets_on(imp_errand *e) { imp_io_raise(&e->from_ns, imp_now_ns()); }
+
+static uint64_t later(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+/* Until when it isn't late. With the errands' mutex held. */
+static uint64_t due_ns(const imp_store *s, const imp_errand *e, uint64_t sent_ns)
+{
+    uint64_t from_ns = e->begun ? atomic_load_explicit(&e->from_ns, memory_order_relaxed)
+                                : later(sent_ns, s->errands->moved_ns);
+    uint64_t busy_ns = atomic_load_explicit(&s->busy_ns, memory_order_relaxed);
+    if (busy_ns > from_ns) from_ns = busy_ns - from_ns < busy_most_ns ? busy_ns : from_ns + busy_most_ns;
+    return from_ns + (uint64_t)s->opts.read_deadline_ms * 1000000u;
+}
+
 bool imp_errand_do(imp_store *s, imp_errand *e)
 {
     imp_errands *all = s->errands;
@@ -197,12 +229,10 @@ bool imp_errand_do(imp_store *s, imp_errand *e)
         return true;
     }
     const char *what = e->what;
-    uint64_t start_ns = imp_now_ns(), deadline_ns = (uint64_t)s->opts.read_deadline_ms * 1000000u;
+    uint64_t sent_ns = imp_now_ns();
     while (e->state == IMP_ERRAND_AWAITED) {
-        /* What the rate limit holds back isn't late. */
-        uint64_t limited_ns = imp_io_limited_until(s->io), now_ns = imp_now_ns();
-        uint64_t until_ns = (limited_ns > start_ns ? limited_ns : start_ns) + deadline_ns;
-        if (now_ns >= until_ns) break;
+        uint64_t until_ns = due_ns(s, e, sent_ns);
+        if (imp_now_ns() >= until_ns) break;
         wait_until(all, until_ns);
     }
     bool done = e->state == IMP_ERRAND_DONE;
@@ -216,7 +246,7 @@ bool imp_errand_do(imp_store *s, imp_errand *e)
         return true;
     }
     char line[256];
-    snprintf(line, sizeof line, "%s: %s: no answer within %.3g s", s->dir, what, (double)deadline_ns * 1e-9);
+    snprintf(line, sizeof line, "%s: %s: no answer within %.3g s", s->dir, what, (double)s->opts.read_deadline_ms * 1e-3);
     imp_store_read_late(s, line);
     return false;
 }

@@ -35,19 +35,24 @@ typedef struct seeing {
     imp_store *s;
     const ids *todo;
     size_t each;
+    imp_errand *e; /* NULL: nobody waits with a deadline */
+    atomic_uint_least64_t *limit; /* where this thread's reads tell about it */
 } seeing;
 
 static void see_part(size_t part, void *user)
 {
     const seeing *g = user;
+    atomic_uint_least64_t *before = imp_io_tell_limit(g->limit);
     size_t first = part * g->each, end = first + g->each < g->todo->n ? first + g->each : g->todo->n;
     for (size_t i = first; i < end; i++) {
         (void)imp_segrow_see(g->s, g->todo->id[i]); /* if it fails a match or verify will tell */
+        if (g->e) imp_errand_gets_on(g->e);
     }
+    (void)imp_io_tell_limit(before);
 }
 
 /* Many at a time: for each the disk is waited for. */
-static int see_headers(imp_store *s)
+static int see_headers(imp_store *s, imp_errand *e)
 {
     ids todo;
     imp_pool *pool = NULL;
@@ -55,7 +60,7 @@ static int see_headers(imp_store *s)
     int rc = unseen(s, &todo);
     pthread_mutex_unlock(&s->lock);
     if (rc == 0 && todo.n > FEW) (void)imp_pool_new(READERS, &pool); /* without: one after the other */
-    seeing g = {s, &todo, FEW};
+    seeing g = {s, &todo, FEW, e, e ? &e->from_ns : NULL};
     if (rc == 0) imp_pool_run(pool, (todo.n + FEW - 1) / FEW, see_part, &g);
     imp_pool_free(pool);
     imp_free(todo.id);
@@ -86,8 +91,7 @@ static int add_node(imp_radix_node *n, void *user)
 /* What of the figures only the disk knows. */
 static int run_look(imp_store *s, imp_errand *e)
 {
-    (void)e;
-    int rc = see_headers(s);
+    int rc = see_headers(s, e);
     if (rc < 0) return rc;
     uint64_t disk_bytes = imp_dir_bytes(s);
     imp_lock_fresh(s);
@@ -193,7 +197,7 @@ int imp_store_list(imp_store *s, int (*fn)(const imp_node_info *node, void *user
     if (!s || !fn) return imp_fail(IMP_E_ARG, "imp_store_list: store or function missing");
     imp_kept_line kept;
     imp_error_keep(&kept);
-    int rc = see_headers(s);
+    int rc = see_headers(s, NULL);
     if (rc < 0) return rc;
     /* A copy, so that `fn` may call whatever it likes. */
     imp_lock_fresh(s);

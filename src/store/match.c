@@ -405,12 +405,15 @@ void imp_store_drop_bad(imp_store *s, const imp_seg *seg, imp_region region, uin
     pthread_mutex_unlock(&s->lock);
     drop_errand *d = imp_calloc(1, sizeof *d);
     if (!d) {
-        imp_drop(s, seg->id, from, what);
-        return;
+        imp_log(IMP_LOG_WARN, "%s: segments/%016llx.seg: %s; it stays: no memory", s->dir, (unsigned long long)seg->id,
+                what);
+        return; /* who loads it next finds the same */
     }
-    d->e = (imp_errand){.run = run_drop, .what = "dropping damaged bytes"};
+    d->e = (imp_errand){.run = run_drop, .what = "dropping damaged bytes", .needed = true};
     d->segment = seg->id;
     d->from = from;
     snprintf(d->what, sizeof d->what, "%s", what);
+    /* While the disk hangs it isn't waited for, but is done once it answers. */
+    if (imp_store_hung(s) && imp_errand_send(s, &d->e)) return;
     if (imp_errand_do(s, &d->e)) imp_free(d);
 }

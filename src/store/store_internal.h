@@ -275,6 +275,7 @@ struct imp_store {
     size_t next_spared;
     size_t backlog;           /* bytes staged and queued */
     struct imp_errands *errands;     /* with a mutex of its own; set at open */
+    atomic_uint_least64_t busy_ns;   /* when another process's lock was waited for last; relaxed: for deadlines */
     uint64_t disk_bytes;             /* as imp_store_stats() last found them */
     struct imp_histories *histories; /* with a mutex of its own; set at open */
     struct imp_bases_table *bases;   /* the same */
@@ -447,9 +448,12 @@ struct imp_errand {
     int (*run)(imp_store *s, imp_errand *e);
     void (*give_up)(imp_store *s, imp_errand *e); /* late: give back what the caller or run() took. NULL: nothing */
     const char *what;                             /* for the log: "looking for a prompt" */
+    bool needed;                                  /* done also when nobody waits for it any more */
     int status;                                   /* what run() returned */
     /* errand.c's */
     imp_errand *next;
+    bool begun;
+    atomic_uint_least64_t from_ns; /* since when it may be waited for: begun, got on, or let go by the rate limit */
     enum { IMP_ERRAND_AWAITED, IMP_ERRAND_DONE, IMP_ERRAND_LATE, IMP_ERRAND_SENT } state;
     char line[IMP_LINE_BYTES];
 };
@@ -461,10 +465,13 @@ bool imp_errands_bounded(const imp_store *s);
 /* No mutex held. True: it has been run (right here, where calls aren't bounded), and last error and `e` are the
  * caller's. False: it is late, which was counted and logged; `e` isn't the caller's any more. */
 bool imp_errand_do(imp_store *s, imp_errand *e);
+/* From inside run(), in any thread: a part of it is done, and the deadline begins anew. */
+void imp_errand_gets_on(imp_errand *e);
 /* Nobody waits for it. True: `e` isn't the caller's any more. False: there is no need for that, or no thread. May be
  * called with `lock` held. */
 bool imp_errand_send(imp_store *s, imp_errand *e);
-/* At the end, with no call under way; waits for what isn't late. False: some don't come back; the last one to do so closes the store by `close`. */
+/* At the end, with no call under way; waits for what isn't late. False: some don't come back; the last one to do so
+ * closes the store by `close`. */
 bool imp_errands_end(imp_store *s, void (*close)(imp_store *s));
 
 /* ---- segs.c */
