@@ -32,7 +32,7 @@ struct imp_session {
 /* Of an ordinary SSD, until it is measured. */
 static const imp_read_costs guessed_costs = {.read_ns = 10000, .byte_ns = 1};
 
-/* Guards the making of a session: two loads may be a store's first at once. */
+/* Guards which session a store has: two loads may be its first at once. */
 static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
 
 static void channel_free(imp_channel *c)
@@ -73,31 +73,41 @@ static void forget_segment(void *object, uint64_t segment)
     pthread_mutex_unlock(&s->mutex);
 }
 
+static int session_new(imp_store *store, imp_session **out)
+{
+    imp_ropes *ropes = NULL;
+    imp_session *s = imp_calloc(1, sizeof *s);
+    if (!s || imp_ropes_new(&ropes) < 0) {
+        imp_free(s);
+        return imp_fail(IMP_E_NOMEM, "no memory for a store's loads");
+    }
+    s->store = store;
+    s->ropes = ropes;
+    pthread_mutex_init(&s->mutex, NULL);
+    if (imp_store_costs_get(store, &s->costs) < 0) s->costs = guessed_costs;
+    *out = s;
+    return 0;
+}
+
 int imp_session_of(imp_store *store, imp_session **out)
 {
-    int rc = 0;
+    imp_session *fresh = NULL;
     pthread_mutex_lock(&making);
-    imp_session *s = imp_store_attached(store);
-    if (!s) {
-        imp_ropes *ropes = NULL;
-        s = imp_calloc(1, sizeof *s);
-        if (s && imp_ropes_new(&ropes) < 0) {
-            imp_free(s);
-            s = NULL;
-        }
-        if (s) {
-            s->store = store;
-            s->ropes = ropes;
-            pthread_mutex_init(&s->mutex, NULL);
-            if (imp_store_costs_get(store, &s->costs) < 0) s->costs = guessed_costs;
-            imp_store_attach(store, s, session_free, forget_segment);
-        } else {
-            rc = imp_fail(IMP_E_NOMEM, "no memory for a store's loads");
-        }
-    }
-    *out = s;
+    *out = imp_store_attached(store);
     pthread_mutex_unlock(&making);
-    return rc;
+    if (*out) return 0;
+    int rc = session_new(store, &fresh); /* it asks the disk, which other stores' loads don't wait for */
+    if (rc < 0) return rc;
+    pthread_mutex_lock(&making);
+    *out = imp_store_attached(store);
+    if (!*out) {
+        imp_store_attach(store, fresh, session_free, forget_segment);
+        *out = fresh;
+        fresh = NULL;
+    }
+    pthread_mutex_unlock(&making);
+    if (fresh) session_free(fresh); /* another thread was faster */
+    return 0;
 }
 
 static int tier_new(imp_cache policy, uint64_t host_bytes, uint64_t device_bytes, imp_tier **out)

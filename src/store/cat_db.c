@@ -1,7 +1,8 @@
 /* cat_db.c: see cat_db.h.
  *
  * Never open or close the database file other than through SQLite: POSIX drops all of a process's locks on a file when
- * the process closes any descriptor of it, also those of another connection to the same file.
+ * the process closes any descriptor of it, also those of another connection to the same file. (But for O_PATH, which
+ * opens nothing.)
  */
 #include "store/cat_db.h"
 
@@ -11,7 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+
+#if __has_include(<linux/openat2.h>)
+#include <linux/openat2.h>
+#endif
 
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -33,6 +39,8 @@ struct cat_db {
     uint16_t version;
     bool wal;                 /* it has a log, and so a wal-index */
     bool constant;            /* opened as a file that nobody writes */
+    dev_t device;             /* of the file */
+    ino_t inode;              /* 0: not known */
     int busy_ms, wait_ms;     /* for others' locks: always, and just now */
     uint64_t busy_since_ns;
     cat_db_hooks hooks;
@@ -228,6 +236,23 @@ bool cat_db_moved(cat_db *d)
     int code = sqlite3_file_control(d->db, "main", SQLITE_FCNTL_HAS_MOVED, &moved);
     after(d);
     return code == SQLITE_OK && moved;
+}
+
+bool cat_db_in_place(const cat_db *d)
+{
+#ifdef RESOLVE_CACHED
+    struct stat st;
+    struct open_how how = {.flags = O_PATH | O_NOFOLLOW | O_CLOEXEC, .resolve = RESOLVE_CACHED};
+    const char *path = sqlite3_db_filename(d->db, "main");
+    int fd = (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);
+    if (fd < 0) return false;
+    bool same = fstat(fd, &st) == 0 && st.st_dev == d->device && st.st_ino == d->inode;
+    close(fd);
+    return same;
+#else
+    (void)d;
+    return false;
+#endif
 }
 
 int cat_db_data_version(cat_db *d, int64_t *out)
@@ -540,6 +565,15 @@ static int open_memory(cat_db *d, bool *made)
     return rc < 0 ? rc : create_tables(d, made);
 }
 
+/* For cat_db_in_place(). In this order: a file that has come in between isn't taken for ours. */
+static void note_file(cat_db *d, const char *path)
+{
+    struct stat st;
+    if (lstat(path, &st) != 0 || cat_db_moved(d)) return;
+    d->device = st.st_dev;
+    d->inode = st.st_ino;
+}
+
 int cat_db_open(const char *path, const cat_schema *schema, unsigned flags, cat_db **out, bool *made)
 {
     *out = NULL;
@@ -559,6 +593,7 @@ int cat_db_open(const char *path, const cat_schema *schema, unsigned flags, cat_
     }
     if (rc == 0) rc = check_schema(d);
     if (rc < 0) goto out;
+    if (!(flags & CAT_DB_MEMORY)) note_file(d, path);
     *out = d;
     d = NULL;
 out:

@@ -52,6 +52,8 @@ void cat_db_rollback(cat_db *d);
 
 /* Has the file been removed or replaced under us? */
 bool cat_db_moved(cat_db *d);
+/* Is it known, without the disk, that it wasn't? */
+bool cat_db_in_place(const cat_db *d);
 /* A number that changes whenever another connection has committed. */
 int cat_db_data_version(cat_db *d, int64_t *out);
 /* How far SQLite's log goes: other whenever anybody has committed, or begun the log anew. Looked up in memory that all

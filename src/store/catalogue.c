@@ -300,7 +300,7 @@ int imp_cat_changed(imp_cat *c, bool *changed)
 bool imp_cat_untouched(imp_cat *c)
 {
     cat_db_mark mark;
-    if (c->unseen || cat_db_moved(c->db)) return false;
+    if (c->unseen || !cat_db_in_place(c->db)) return false;
     if (cat_db_look(c->db, &mark)) return memcmp(&mark, &c->mark, sizeof mark) == 0;
     return cat_db_constant(c->db);
 }
