@@ -42,7 +42,7 @@ static preload_event *events;
 static size_t n_events, events_room;
 
 static const char *const kind_names[PRELOAD_N_KINDS] = {"all",    "open",   "read", "write", "sync", "truncate",
-                                                        "rename", "unlink", "make", "map",   "lock"};
+                                                        "rename", "unlink", "make", "map",   "lock", "close"};
 
 EXPORT const char *preload_kind_name(preload_kind kind) { return kind_names[kind]; }
 
@@ -97,7 +97,7 @@ static int verdict(preload_kind kind, const char *path)
     pthread_mutex_lock(&lock);
     const char *rel = below(path);
     bool matches = rel && (!wanted_name || strstr(rel, wanted_name));
-    bool of_all = matches && kind != PRELOAD_LOCK;
+    bool of_all = matches && kind != PRELOAD_LOCK && kind != PRELOAD_CLOSE;
     n_calls[PRELOAD_ALL] += of_all;
     n_calls[kind] += matches;
     if (matches && rule.nth > 0 && (rule.kind == PRELOAD_ALL ? of_all : rule.kind == kind)) {
@@ -606,6 +606,14 @@ static uint64_t fs_told(int fd)
     }
 DEFINE_FSTATFS(fstatfs, statfs)
 DEFINE_FSTATFS(fstatfs64, statfs64)
+
+EXPORT int close(int fd)
+{
+    typedef int fn(int);
+    REAL(fn *, "close");
+    (void)verdict_fd(PRELOAD_CLOSE, fd);
+    return real(fd);
+}
 
 /* ---- the clock */
 

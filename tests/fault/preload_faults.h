@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 typedef enum preload_kind {
-    PRELOAD_ALL = 0, /* but locks: those aren't the disk's, and SQLite waits for them */
+    PRELOAD_ALL = 0, /* but locks: those aren't the disk's, and SQLite waits for them; and but closes */
     PRELOAD_OPEN,
     PRELOAD_READ,
     PRELOAD_WRITE,
@@ -24,6 +24,7 @@ typedef enum preload_kind {
     PRELOAD_MAKE, /* mkdir, mknod */
     PRELOAD_MAP,
     PRELOAD_LOCK, /* taken, not given back: flock, and fcntl's of byte ranges */
+    PRELOAD_CLOSE, /* which can be held, and doesn't fail */
     PRELOAD_N_KINDS
 } preload_kind;
 
