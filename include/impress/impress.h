@@ -258,10 +258,11 @@ typedef struct imp_store_opts {
                                     or 64 hex digits that only its owner may use. A store is encrypted from its first
                                     opening on, or never. NULL: not encrypted. Not read with IMP_STORE_MEMORY */
     uint32_t read_deadline_ms;   /* a load that waits so long for reads of which none comes back fails with IMP_E_IO, a
-                                    match that takes so long finds nothing, and until what was given up has come back
-                                    prompts match nothing; 0: 10,000; UINT32_MAX: never. What read_bytes_per_s makes it
-                                    wait doesn't count. With it stores have threads of their own for what may hang, and
-                                    one that is closed while the disk hangs is closed by them, later */
+                                    match that the disk keeps so long finds nothing, and until what was given up has
+                                    come back prompts match nothing; 0: 10,000; UINT32_MAX: never. What
+                                    read_bytes_per_s makes it wait doesn't count, nor, up to 10 s, what other processes
+                                    that change the store do. With it stores have threads of their own for what may
+                                    hang, and one that is closed while the disk hangs is closed by them, later */
 } imp_store_opts;
 
 /* Fill in the defaults for a caller whose imp_store_opts has so many bytes: all zero, which stands for what is said

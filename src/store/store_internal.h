@@ -22,7 +22,8 @@
  *
  * `lock` isn't held while a disk is waited for, so that nobody who wants to look at memory stands behind a disk that
  * hangs. Whoever holds both lets go of it for as long as SQLite works (imp_enter()), and for the commit; the forest is
- * changed with both held, so it stays as it is meanwhile but for what matches note in it: leases, uses.
+ * changed with both held, so it stays as it is meanwhile but for what matches note in it: leases, uses. What was chosen by
+ * these has to be looked at again after each call on the catalogue.
  *
  * Invariants
  * S1  A node in the catalogue names a segment whose file was on disk, synced, before.

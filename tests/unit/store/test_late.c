@@ -365,17 +365,18 @@ static size_t n_threads(void) { return n_entries("/proc/self/task"); }
 static void threads_only_where_needed(void **state)
 {
     fill(*state);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         imp_world w;
         imp_store_opts opts;
         options(&opts);
+        if (i == 3) opts.flags = IMP_STORE_READONLY;
         if (i == 0) opts.read_deadline_ms = UINT32_MAX;
         if (i == 1) opts.io_mode = IMP_IO_VIRTUAL;
         assert_int_equal(imp_world_open(&w, *state, &opts, NULL), 0);
         size_t n = n_threads();
         assert_int_equal(imp_world_check(&w, prompt, N, true), N);
-        assert_int_equal(n_threads(), n + (i == 2));
-        if (i == 2) {
+        assert_int_equal(n_threads(), n + (i >= 2));
+        if (i >= 2) {
             imp_io_fault_log_start(64);
             for (int j = 0; j < 100; j++) assert_int_equal(look_up(&w, prompt), N);
             assert_int_equal(imp_io_fault_count(IMP_IO_ALL), 0);
@@ -417,6 +418,240 @@ static void independent_ones_go_on(void **state)
     }
     imp_io_fault_clear();
     await_end(&w);
+    nothing_is_held(&w);
+    imp_world_close(&w);
+}
+
+/* ---- what is waited for, and how long */
+
+typedef struct errand {
+    imp_errand e;
+    atomic_bool *go;        /* it stands until then; NULL: it doesn't */
+    atomic_uint *n_run, *n_given_up;
+} errand;
+
+static int run_errand(imp_store *s, imp_errand *e)
+{
+    (void)s;
+    errand *own = (errand *)(void *)e;
+    while (own->go && !atomic_load(own->go)) imp_io_sleep_until(imp_now_ns() + 1000000);
+    atomic_fetch_add(own->n_run, 1);
+    return 0;
+}
+
+static void give_up_errand(imp_store *s, imp_errand *e)
+{
+    (void)s;
+    atomic_fetch_add(((errand *)(void *)e)->n_given_up, 1);
+}
+
+static errand *new_errand(atomic_bool *go, atomic_uint *n_run, atomic_uint *n_given_up, bool needed)
+{
+    errand *own = imp_calloc(1, sizeof *own);
+    assert_non_null(own);
+    *own = (errand){{.run = run_errand, .give_up = give_up_errand, .what = "test", .needed = needed}, go, n_run, n_given_up};
+    return own;
+}
+
+/* All threads stand: what nobody has begun is late, and of that only what is needed is done afterwards. */
+static void late_before_they_began(void **state)
+{
+    imp_world w;
+    atomic_bool go = false;
+    atomic_uint n_held = 0, n_run = 0, n_given_up = 0;
+    fill(*state);
+    open_world(&w, *state);
+    for (int i = 0; i < 4; i++) assert_true(imp_errand_send(w.store, &new_errand(&go, &n_held, &n_given_up, false)->e));
+    soon(&w);
+    assert_false(imp_errand_do(w.store, &new_errand(NULL, &n_run, &n_given_up, false)->e));
+    assert_false(imp_errand_do(w.store, &new_errand(NULL, &n_run, &n_given_up, true)->e));
+    assert_true(imp_store_hung(w.store));
+    assert_int_equal(look_up(&w, prompt), 0);
+    atomic_store(&go, true);
+    await_end(&w);
+    assert_int_equal(atomic_load(&n_run), 1);
+    assert_int_equal(atomic_load(&n_given_up), 2);
+    patiently(&w);
+    assert_int_equal(imp_world_check(&w, prompt, N, true), N);
+    imp_world_close(&w);
+    assert_int_equal(atomic_load(&n_held), 4);
+}
+
+static int run_slowly(imp_store *s, imp_errand *e)
+{
+    (void)s;
+    imp_io_raise(&e->from_ns, imp_now_ns() + 3600000000000u); /* as by the rate limit */
+    imp_io_sleep_until(imp_now_ns() + 1200000000u);
+    return 0;
+}
+
+/* What its own reads are held back for doesn't make it late; what others' are does. */
+static void limited_ones_are_waited_for(void **state)
+{
+    imp_world w;
+    atomic_bool go = false;
+    atomic_uint n_run = 0, n_given_up = 0;
+    fill(*state);
+    open_world(&w, *state);
+    w.store->opts.read_deadline_ms = 1000;
+    errand *own = new_errand(NULL, &n_run, &n_given_up, false);
+    own->e.run = run_slowly;
+    assert_true(imp_errand_do(w.store, &own->e));
+    assert_false(imp_store_hung(w.store));
+    imp_free(own);
+    own = new_errand(NULL, &n_run, &n_given_up, false);
+    own->e.run = run_slowly;
+    assert_true(imp_errand_send(w.store, &own->e));
+    soon(&w);
+    assert_false(imp_errand_do(w.store, &new_errand(&go, &n_run, &n_given_up, false)->e));
+    atomic_store(&go, true);
+    await_end(&w);
+    imp_world_close(&w);
+}
+
+static void *drop_it(void *arg)
+{
+    imp_world *w = arg;
+    imp_path path;
+    uint64_t header_bytes;
+    if (imp_store_match(w->store, w->space->id, prompt, N, true, &path, &header_bytes) < 0 || path.n_spans < 2) return w;
+    imp_store_drop_bad(w->store, path.spans[1].seg, IMP_REGION_SKETCH, 0, 0, "test");
+    imp_store_unpin(w->store, &path);
+    return NULL;
+}
+
+/* Another process changes the store for longer than the deadline: that is no disk that hangs. */
+static void busy_is_not_hung(void **state)
+{
+    imp_world w, else_where;
+    pthread_t thread;
+    void *wrong;
+    fill(*state);
+    open_world(&w, *state);
+    open_world(&else_where, *state);
+    assert_int_equal(imp_world_check(&w, prompt, N, true), N);
+    w.store->opts.read_deadline_ms = 1000; /* one try after the other at the lock is told in less */
+    assert_int_equal(imp_change_begin(else_where.store), 0);
+    imp_leave(else_where.store);
+    assert_int_equal(pthread_create(&thread, NULL, drop_it, &w), 0);
+    for (uint64_t start_ns = imp_now_ns(); atomic_load(&w.store->busy_ns) == 0;) {
+        assert_true(in_time(start_ns));
+        imp_io_sleep_until(imp_now_ns() + 1000000);
+    }
+    imp_io_sleep_until(imp_now_ns() + 1500000000u);
+    assert_false(imp_store_hung(w.store));
+    imp_enter(else_where.store);
+    assert_int_equal(imp_change_end(else_where.store, 0), 0);
+    pthread_join(thread, &wrong);
+    assert_null(wrong);
+    assert_false(imp_store_hung(w.store));
+    assert_int_equal(stats_of(&w).io_errors, 0);
+    assert_int_equal(imp_world_check(&w, prompt, N, true), 64);
+    imp_world_close(&else_where);
+    imp_world_close(&w);
+}
+
+/* ---- matches inside of a change */
+
+static int set_old(imp_radix_node *n, void *user)
+{
+    n->used_s -= 1000;
+    imp_radix_touch(user, n);
+    return 0;
+}
+
+typedef struct meanwhile {
+    imp_world *w;
+    imp_path path;
+    bool done;
+} meanwhile;
+
+/* As the store's own hook it lets go of `lock` for a call. Once a node has gone, a match comes for the other entry. */
+static void match_now(void *user)
+{
+    meanwhile *m = user;
+    imp_store *s = m->w->store;
+    uint64_t header_bytes;
+    size_t n_steps, n_matched = 0;
+    if (!s->entered) return;
+    bool now = !m->done && imp_radix_count(s->forest.trees[0].radix) < 2 * N / 64;
+    if (now) (void)imp_steps(s, &s->forest.trees[0], prompt, N, true, &n_steps, &n_matched);
+    pthread_mutex_unlock(&s->lock);
+    if (!now) return;
+    m->done = true;
+    (void)imp_store_match(s, m->w->space->id, n_matched == N ? prompt : other, N, true, &m->path, &header_bytes);
+}
+
+static void lock_again(void *user)
+{
+    imp_store *s = ((meanwhile *)user)->w->store;
+    if (s->entered) pthread_mutex_lock(&s->lock);
+}
+
+static void expiry_spares_what_is_used(void **state)
+{
+    imp_world w;
+    meanwhile m = {.w = &w};
+    fill(*state);
+    open_world(&w, *state);
+    assert_int_equal(imp_world_commit(&w, other, N, 0, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    imp_store *s = w.store;
+    pthread_mutex_lock(&s->lock);
+    (void)imp_radix_walk(s->forest.trees[0].radix, set_old, s->forest.trees[0].radix);
+    s->opts.ttl_s = 100;
+    pthread_mutex_unlock(&s->lock);
+    assert_int_equal(stats_of(&w).n_nodes, 2 * N / 64);
+    imp_cat_around(s->cat, match_now, lock_again, NULL, &m);
+    imp_expire(s);
+    assert_true(m.done);
+    assert_int_equal(m.path.n_tokens, N);
+    assert_int_equal(stats_of(&w).n_nodes, N / 64); /* that entry, and nothing of the other one */
+    imp_store_unpin(s, &m.path);
+    nothing_is_held(&w);
+    assert_int_equal(imp_world_verify(&w, false, true), 0);
+    imp_world_close(&w);
+}
+
+/* A node that a change has made isn't held: rolled back, its id will be another node's. */
+static void undone_nodes_are_not_held(void **state)
+{
+    imp_world w;
+    imp_path before, path;
+    uint64_t header_bytes, lower;
+    fill(*state);
+    open_world(&w, *state);
+    imp_store *s = w.store;
+    assert_int_equal(imp_store_match(s, w.space->id, prompt, N, true, &before, &header_bytes), 0);
+    assert_int_equal(before.n_spans, N / 64);
+    assert_int_equal(imp_change_begin(s), 0);
+    imp_tree *tree = imp_forest_tree(&s->forest, w.space->id);
+    assert_int_equal(imp_edit_split(s, tree, before.spans[0].node, 16, &lower), 0);
+    imp_leave(s);
+    assert_int_equal(imp_store_match(s, w.space->id, prompt, N, true, &path, &header_bytes), 0);
+    assert_int_equal(path.n_tokens, N);
+    assert_int_equal(path.n_spans, N / 64 + 1);
+    for (size_t i = 0; i < path.n_spans; i++) assert_int_equal(path.spans[i].node == 0, i == 1);
+    imp_enter(s);
+    assert_int_equal(imp_change_end(s, IMP_E_NOMEM), IMP_E_NOMEM);
+    imp_store_unpin(s, &path);
+    assert_int_equal(imp_world_check(&w, prompt, N, true), N);
+    assert_false(evictable(&w)); /* the first one still holds all */
+    imp_store_unpin(s, &before);
+    nothing_is_held(&w);
+    assert_true(evictable(&w));
+
+    /* Once it is made, it is held as others are. */
+    assert_int_equal(imp_change_begin(s), 0);
+    tree = imp_forest_tree(&s->forest, w.space->id);
+    imp_radix_node *n = NULL;
+    size_t n_steps, n_matched;
+    assert_int_equal(imp_steps(s, tree, prompt, 1, true, &n_steps, &n_matched), 0);
+    n = s->steps[0].node;
+    assert_int_equal(imp_change_end(s, imp_edit_split(s, tree, n->id, 16, &lower)), 0);
+    assert_int_equal(imp_store_match(s, w.space->id, prompt, N, true, &path, &header_bytes), 0);
+    assert_int_equal(path.spans[1].node, lower);
+    imp_store_unpin(s, &path);
     nothing_is_held(&w);
     imp_world_close(&w);
 }
@@ -523,6 +758,8 @@ int main(void)
         TEST(segments_that_hang),        TEST(late_matches_pin_nothing), TEST(closed_meanwhile),
         TEST(catalogue_that_hangs),      TEST(threads_only_where_needed), TEST(independent_ones_go_on),
         TEST(many_threads),              TEST(errors_come_over),         TEST(removed_files_are_closed),
+        TEST(late_before_they_began),    TEST(limited_ones_are_waited_for), TEST(busy_is_not_hung),
+        TEST(expiry_spares_what_is_used), TEST(undone_nodes_are_not_held),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
