@@ -88,7 +88,7 @@ static void let_go(imp_store *s)
 {
     imp_cat *cat = s->cat;
     s->cat = NULL;
-    imp_cat_around(cat, NULL, NULL, NULL, NULL); /* the calls inside of the close are inside of these */
+    if (cat) imp_cat_around(cat, NULL, NULL, NULL, NULL); /* the calls inside of the close are inside of these */
     before_disk(s);
     imp_cat_close(cat);
     after_disk(s);
