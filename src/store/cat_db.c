@@ -276,7 +276,8 @@ bool cat_db_look(cat_db *d, cat_db_mark *out)
     int code = sqlite3_file_control(d->db, "main", SQLITE_FCNTL_FILE_POINTER, &f);
     if (code != SQLITE_OK || !f || !f->pMethods || f->pMethods->iVersion < 2 || !f->pMethods->xShmMap) return false;
     code = f->pMethods->xShmMap(f, 0, INDEX_BYTES, 0, &at);
-    if ((code != SQLITE_OK && code != SQLITE_READONLY) || !at) return false; /* READONLY: here it is, not to be written */
+    /* READONLY: here it is, not to be written. */
+    if ((code != SQLITE_OK && code != SQLITE_READONLY) || !at) return false;
     const volatile uint32_t *words = at;
     for (size_t i = 0; i < sizeof out->words / sizeof out->words[0]; i++) out->words[i] = words[i];
     return true;

@@ -246,7 +246,8 @@ bool imp_errand_do(imp_store *s, imp_errand *e)
         return true;
     }
     char line[256];
-    snprintf(line, sizeof line, "%s: %s: no answer within %.3g s", s->dir, what, (double)s->opts.read_deadline_ms * 1e-3);
+    double deadline_s = (double)s->opts.read_deadline_ms * 1e-3;
+    snprintf(line, sizeof line, "%s: %s: no answer within %.3g s", s->dir, what, deadline_s);
     imp_store_read_late(s, line);
     return false;
 }

@@ -100,8 +100,8 @@ void imp_lock_in_time(imp_store *s)
 
 /* ---- the way */
 
-/* Returns what is pinned: 0 for a node of a change that may still be rolled back. Then its id may become another node's,
- * which this path would unpin. */
+/* Returns what is pinned: 0 for a node of a change that may still be rolled back. Then its id may become that of another
+ * node, which this path would unpin. */
 static uint64_t use(imp_store *s, imp_tree *tree, imp_radix_node *n, int64_t now_s)
 {
     bool stays = n->id < s->first_new;
@@ -239,8 +239,8 @@ static void cut(imp_store *s, imp_path *path, size_t n)
     pthread_mutex_lock(&s->lock);
     for (size_t i = n; i < path->n_spans; i++) {
         imp_tree *tree;
-        imp_radix_node *node =
-            path->spans[i].node && path->epoch == s->epoch ? imp_forest_node(&s->forest, path->spans[i].node, &tree) : NULL;
+        bool pinned = path->spans[i].node && path->epoch == s->epoch;
+        imp_radix_node *node = pinned ? imp_forest_node(&s->forest, path->spans[i].node, &tree) : NULL;
         if (node && node->leases > 0) {
             node->leases--;
             imp_radix_touch(tree->radix, node);

@@ -289,8 +289,8 @@ static int run_close(imp_store *s, imp_errand *e)
 }
 
 /* Whatever has no name any more, which another process may have seen to, loses its blocks with its last descriptor, and
- * for that the disk may be waited for. So it isn't closed here but in a thread of the store's; where there is none, or it
- * is to be gone before the change is over, when `lock` isn't held any more. */
+ * for that the disk may be waited for. So it isn't closed here but in a thread of the store's; where there is none, or
+ * where it is to be gone before the change is over, at the end of a change, when `lock` isn't held any more. */
 static void retire(imp_store *s, imp_seg_open *o, bool in_change)
 {
     bool bounded = imp_errands_bounded(s);

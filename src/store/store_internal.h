@@ -22,8 +22,8 @@
  *
  * `lock` isn't held while a disk is waited for, so that nobody who wants to look at memory stands behind a disk that
  * hangs. Whoever holds both lets go of it for as long as SQLite works (imp_enter()), and for the commit; the forest is
- * changed with both held, so it stays as it is meanwhile but for what matches note in it: leases, uses. What was chosen by
- * these has to be looked at again after each call on the catalogue.
+ * changed with both held, so it stays as it is meanwhile but for what matches note in it: leases, uses. What was chosen
+ * by these has to be looked at again after each call on the catalogue.
  *
  * Invariants
  * S1  A node in the catalogue names a segment whose file was on disk, synced, before.
@@ -249,7 +249,7 @@ struct imp_store {
     uint64_t epoch;           /* raised when the forest's nodes get other ids, at that moment */
     bool renumbered;          /* they will with the next whole read: the catalogue is another one */
     bool without;             /* the catalogue can't be had */
-    uint64_t first_new;       /* nodes from this id on are of a change that isn't durable: their ids may become others' */
+    uint64_t first_new;       /* nodes from this id on are of a change that isn't durable: others may get these ids */
     imp_seg_table open;
     imp_radix_step *steps;    /* room for a match */
     size_t steps_cap;
@@ -349,8 +349,8 @@ void imp_enter(imp_store *s);
 void imp_leave(imp_store *s);
 void imp_lock_both(imp_store *s);
 void imp_unlock_both(imp_store *s);
-/* Take cat_lock for longer than a look: for whatever isn't a change and may wait for the disk, or for other processes. As
- * during a change, matches don't wait for it, but go on with the forest as it is. */
+/* Take cat_lock for longer than a look: for whatever isn't a change and may wait for the disk, or for other processes.
+ * As during a change, matches don't wait for it, but go on with the forest as it is. */
 void imp_catalogue_take(imp_store *s);
 void imp_catalogue_give(imp_store *s);
 
@@ -488,11 +488,11 @@ int imp_seg_file_open(imp_store *s, uint64_t id, imp_seg *out, uint64_t *n_read)
 void imp_seg_file_close(imp_seg *seg);
 /* With `lock` held. No file is closed then where that could keep matches waiting. */
 imp_seg *imp_segs_get(imp_store *s, uint64_t id);    /* one reference more, or NULL: not open */
-/* The open one of this id, one reference more: `*seg` taken over and cleared; or another thread's, and `*seg` is still the
- * caller's, as it is with NULL: no memory. */
+/* The open one of this id, one reference more: `*seg` taken over and cleared; or another thread's, and `*seg` is still
+ * the caller's, as it is with NULL: no memory. */
 imp_seg *imp_segs_adopt(imp_store *s, imp_seg *seg);
 void imp_segs_put(imp_store *s, imp_seg *seg);       /* one reference less */
-void imp_segs_drop(imp_store *s, uint64_t id);       /* inside a change that removes its file; closed at the end of it */
+void imp_segs_drop(imp_store *s, uint64_t id);       /* inside a change that removes its file; closed at its end */
 void imp_segs_gone(imp_store *s, uint64_t id);       /* it has gone */
 /* With no mutex held: close what was dropped. */
 void imp_segs_sweep(imp_store *s);

@@ -246,12 +246,13 @@ static void own_work_that_hangs(void **state)
             preload_watch(*state, works[i].kind == PRELOAD_CLOSE ? "segments/" : NULL);
             preload_hold(works[i].kind, nth);
             begin(&work, &w, works[i].fn);
-            for (uint64_t start_ns = imp_now_ns(); preload_hits() == 0 && !atomic_load(&work.done);) pause_1ms(start_ns);
+            uint64_t start_ns = imp_now_ns();
+            while (preload_hits() == 0 && !atomic_load(&work.done)) pause_1ms(start_ns);
             hit = preload_hits() > 0;
             n_hits += hit;
             if (!hit) preload_watch(NULL, NULL); /* what follows isn't its own */
             begin(&look, &w, find_old);
-            uint64_t start_ns = imp_now_ns();
+            start_ns = imp_now_ns();
             while (!atomic_load(&look.done) && imp_now_ns() - start_ns < 20000000000u) {
                 imp_io_sleep_until(imp_now_ns() + 1000000);
             }

@@ -449,7 +449,10 @@ static errand *new_errand(atomic_bool *go, atomic_uint *n_run, atomic_uint *n_gi
 {
     errand *own = imp_calloc(1, sizeof *own);
     assert_non_null(own);
-    *own = (errand){{.run = run_errand, .give_up = give_up_errand, .what = "test", .needed = needed}, go, n_run, n_given_up};
+    own->e = (imp_errand){.run = run_errand, .give_up = give_up_errand, .what = "test", .needed = needed};
+    own->go = go;
+    own->n_run = n_run;
+    own->n_given_up = n_given_up;
     return own;
 }
 
@@ -514,7 +517,8 @@ static void *drop_it(void *arg)
     imp_world *w = arg;
     imp_path path;
     uint64_t header_bytes;
-    if (imp_store_match(w->store, w->space->id, prompt, N, true, &path, &header_bytes) < 0 || path.n_spans < 2) return w;
+    int rc = imp_store_match(w->store, w->space->id, prompt, N, true, &path, &header_bytes);
+    if (rc < 0 || path.n_spans < 2) return w;
     imp_store_drop_bad(w->store, path.spans[1].seg, IMP_REGION_SKETCH, 0, 0, "test");
     imp_store_unpin(w->store, &path);
     return NULL;
