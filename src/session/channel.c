@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 
 #include "base/alloc.h"
 #include "base/bytes.h"
@@ -18,6 +19,7 @@ enum {
 struct imp_session {
     imp_store *store;
     imp_ropes *ropes;
+    atomic_bool guesses;   /* what reads cost, since it couldn't be asked for yet */
     pthread_mutex_t mutex; /* guards all below */
     imp_tier *tier;
     bool warned;           /* that requests disagree about the tier's policy */
@@ -73,6 +75,18 @@ static void forget_segment(void *object, uint64_t segment)
     pthread_mutex_unlock(&s->mutex);
 }
 
+/* What reads cost here, if it can be had now. Where it wasn't measured it is guessed for good, or until it is. */
+static void ask_costs(imp_session *s)
+{
+    imp_read_costs costs;
+    imp_kept_line kept;
+    imp_error_keep(&kept);
+    int rc = imp_store_costs_get(s->store, false, &costs);
+    if (rc == 0) imp_session_set_costs(s, &costs);
+    atomic_store_explicit(&s->guesses, rc == IMP_E_BUSY || rc == IMP_E_IO, memory_order_relaxed);
+    (void)imp_error_back(&kept, 0);
+}
+
 static int session_new(imp_store *store, imp_session **out)
 {
     imp_ropes *ropes = NULL;
@@ -84,7 +98,8 @@ static int session_new(imp_store *store, imp_session **out)
     s->store = store;
     s->ropes = ropes;
     pthread_mutex_init(&s->mutex, NULL);
-    if (imp_store_costs_get(store, &s->costs) < 0) s->costs = guessed_costs;
+    s->costs = guessed_costs;
+    ask_costs(s);
     *out = s;
     return 0;
 }
@@ -95,6 +110,7 @@ int imp_session_of(imp_store *store, imp_session **out)
     pthread_mutex_lock(&making);
     *out = imp_store_attached(store);
     pthread_mutex_unlock(&making);
+    if (*out && atomic_load_explicit(&(*out)->guesses, memory_order_relaxed)) ask_costs(*out);
     if (*out) return 0;
     int rc = session_new(store, &fresh); /* it asks the disk, which other stores' loads don't wait for */
     if (rc < 0) return rc;

@@ -112,7 +112,7 @@ int imp_store_calibrate(imp_store *store, imp_read_costs *out)
     if (rc == 0) rc = imp_store_largest(store, LEAST_BYTES, &path);
     if (rc == 0) rc = measure(store, path, &costs);
     if (rc == 0) rc = imp_store_costs_put(store, &costs);
-    if (rc == 0) rc = imp_store_costs_get(store, &costs); /* with its device, and as later ones will find it */
+    if (rc == 0) rc = imp_store_costs_get(store, true, &costs); /* with its device, and as later ones will find it */
     if (rc == 0) imp_session_set_costs(session, &costs);
     if (rc == 0 && out) *out = costs;
     imp_free(path);

@@ -87,8 +87,9 @@ void imp_catalogue_give(imp_store *s)
 static void let_go(imp_store *s)
 {
     imp_cat *cat = s->cat;
+    if (!cat) return;
     s->cat = NULL;
-    if (cat) imp_cat_around(cat, NULL, NULL, NULL, NULL); /* the calls inside of the close are inside of these */
+    imp_cat_around(cat, NULL, NULL, NULL, NULL); /* the calls inside of the close are inside of these */
     before_disk(s);
     imp_cat_close(cat);
     after_disk(s);
@@ -138,6 +139,7 @@ static int open_and_read(imp_store *s)
     s->reload = true;
     rc = imp_forest_refresh(s);
     if (rc < 0) let_go(s);
+    else s->without = false;
     bool writes = !s->readonly && !(s->opts.flags & IMP_STORE_MEMORY);
     /* One that was made again has no limit any more: whoever knows it gives it back. */
     if (rc == 0 && writes && s->limit_owed == 0 && imp_cat_limit(s->cat) == 0) {

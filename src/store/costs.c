@@ -24,30 +24,33 @@ static int device_of(const imp_store *s, uint64_t *out)
 
 typedef struct costs_errand {
     imp_errand e;
+    bool wait; /* also for this process's own change */
     imp_read_costs costs;
 } costs_errand;
 
 static int run_get(imp_store *s, imp_errand *e)
 {
+    costs_errand *c = (costs_errand *)(void *)e;
     imp_cat_costs row = {0};
     uint64_t device;
     int rc = device_of(s, &device);
     if (rc < 0) return rc;
-    pthread_mutex_lock(&s->cat_lock);
+    if (c->wait) pthread_mutex_lock(&s->cat_lock);
+    else if (!imp_catalogue_look(s)) return imp_fail(IMP_E_BUSY, "%s: the catalogue is being changed", s->dir);
     rc = s->cat ? imp_cat_costs_get(s->cat, device, &row) : imp_fail(IMP_E_NOTFOUND, "%s: no catalogue", s->dir);
     pthread_mutex_unlock(&s->cat_lock);
-    if (rc == 0)
-        ((costs_errand *)(void *)e)->costs = (imp_read_costs){row.read_ns, row.byte_ns, row.measured_s, device};
+    if (rc == 0) c->costs = (imp_read_costs){row.read_ns, row.byte_ns, row.measured_s, device};
     return rc;
 }
 
-int imp_store_costs_get(imp_store *s, imp_read_costs *out)
+int imp_store_costs_get(imp_store *s, bool wait, imp_read_costs *out)
 {
     *out = (imp_read_costs){0};
     if (imp_store_hung(s)) return imp_fail(IMP_E_IO, "%s: the disk doesn't answer", s->dir);
     costs_errand *c = imp_calloc(1, sizeof *c);
     if (!c) return imp_fail(IMP_E_NOMEM, "no memory to look what reads cost");
     c->e = (imp_errand){.run = run_get, .what = "looking what reads cost"};
+    c->wait = wait;
     if (!imp_errand_do(s, &c->e)) return imp_fail(IMP_E_IO, "%s: the disk doesn't answer", s->dir);
     int rc = c->e.status;
     if (rc == 0) *out = c->costs;

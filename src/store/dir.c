@@ -326,10 +326,10 @@ static int take_dead(const imp_store *s, const char *name)
     return -1;
 }
 
-bool imp_dir_live(const imp_store *s, uint64_t instance)
+bool imp_dir_live(const imp_store *s, uint64_t own, uint64_t instance)
 {
     char name[32];
-    if (instance == s->instance) return true;
+    if (instance == own) return true;
     live_name(instance, name);
     if (!exists(s->dir_fd, name)) return false;
     int fd = take_dead(s, name);
@@ -484,9 +484,21 @@ uint64_t imp_dir_log_bytes(const imp_store *s) { return blocks(s->dir_fd, catalo
 uint64_t imp_dir_counted_bytes(const imp_store *s) { return other_bytes(s) + imp_catalogue_log_bound(s); }
 
 
-uint64_t imp_dir_bytes(imp_store *s)
+typedef struct sum {
+    uint64_t bytes;
+    imp_errand *e;
+} sum;
+
+static int sum_segment(const char *name, uint64_t disk_bytes, void *user)
 {
-    uint64_t n = other_bytes(s) + imp_dir_log_bytes(s);
-    (void)imp_io_list(s->io, "segments", sum_bytes, &n);
-    return n;
+    sum *all = user;
+    if (all->e) imp_errand_gets_on(all->e);
+    return sum_bytes(name, disk_bytes, &all->bytes);
+}
+
+uint64_t imp_dir_bytes(imp_store *s, imp_errand *e)
+{
+    sum all = {other_bytes(s) + imp_dir_log_bytes(s), e};
+    (void)imp_io_list(s->io, "segments", sum_segment, &all);
+    return all.bytes;
 }

@@ -431,7 +431,7 @@ typedef struct old_errand {
 
 static int run_old(imp_store *s, imp_errand *e)
 {
-    pthread_mutex_lock(&s->cat_lock);
+    if (!imp_catalogue_look(s)) return 0; /* another time */
     read_old(s, ((old_errand *)(void *)e)->h, false);
     pthread_mutex_unlock(&s->cat_lock);
     return 0;

@@ -93,7 +93,7 @@ static int run_look(imp_store *s, imp_errand *e)
 {
     int rc = see_headers(s, e);
     if (rc < 0) return rc;
-    uint64_t disk_bytes = imp_dir_bytes(s);
+    uint64_t disk_bytes = imp_dir_bytes(s, e);
     imp_lock_fresh(s);
     s->disk_bytes = disk_bytes;
     pthread_mutex_unlock(&s->lock);
@@ -401,7 +401,7 @@ static int trim(imp_store *s, uint64_t *n_evicted)
 static void sweep_young_bases(imp_store *s, imp_leftovers *left)
 {
     uint64_t segment_bytes, reserved_bytes;
-    if (imp_dir_bytes(s) <= imp_limit(s) || imp_change_begin(s) < 0) return;
+    if (imp_dir_bytes(s, NULL) <= imp_limit(s) || imp_change_begin(s) < 0) return;
     bool sweep = imp_cat_totals(s->cat, &segment_bytes, &reserved_bytes) == 0 && reserved_bytes == 0;
     imp_leave(s);
     if (sweep) imp_bases_sweep(s, true, &left->n_files, &left->n_bytes);
@@ -418,7 +418,7 @@ int imp_store_gc(imp_store *s, imp_gc_report *report)
     if (report) *report = r;
     int rc = writable(s);
     if (rc < 0) return rc;
-    uint64_t before = imp_dir_bytes(s);
+    uint64_t before = imp_dir_bytes(s, NULL);
     rc = imp_recover(s, false, &left);
     if (rc == 0) rc = trim(s, &r.evicted_nodes);
     if (rc == 0) rc = imp_reorder_evicted(s);
@@ -434,7 +434,7 @@ int imp_store_gc(imp_store *s, imp_gc_report *report)
         rc = 0;
     }
     imp_ballast_take(s);
-    uint64_t after = imp_dir_bytes(s);
+    uint64_t after = imp_dir_bytes(s, NULL);
     r.removed_files = left.n_files;
     r.freed_bytes = before > after ? before - after : 0;
     if (report) *report = r;

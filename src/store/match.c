@@ -47,17 +47,20 @@ static bool lock_cat_soon(imp_store *s)
     return false;
 }
 
-void imp_lock_fresh(imp_store *s)
+bool imp_catalogue_look(imp_store *s)
 {
     /* A change that begins while this waits isn't waited for either. */
     while (must_ask(s)) {
-        if (lock_cat_soon(s)) {
-            refresh(s);
-            return;
-        }
+        if (lock_cat_soon(s)) return true;
         nanosleep(&(struct timespec){0, LOOK_NS}, NULL);
     }
-    pthread_mutex_lock(&s->lock);
+    return false;
+}
+
+void imp_lock_fresh(imp_store *s)
+{
+    if (imp_catalogue_look(s)) refresh(s);
+    else pthread_mutex_lock(&s->lock);
 }
 
 /* Take `lock`, if the forest is up to date. False: that takes the disk to find out, or to bring about. */
@@ -100,9 +103,9 @@ void imp_lock_in_time(imp_store *s)
 
 /* ---- the way */
 
-/* Returns what is pinned: 0 for a node of a change that may still be rolled back. Then its id may become that of another
- * node, which this path would unpin. */
-static uint64_t use(imp_store *s, imp_tree *tree, imp_radix_node *n, int64_t now_s)
+/* Returns whether it is pinned: not a node of a change that may still be rolled back. Then its id may become another
+ * node's, which this path would unpin. */
+static bool use(imp_store *s, imp_tree *tree, imp_radix_node *n, int64_t now_s)
 {
     bool stays = n->id < s->first_new;
     n->leases += stays;
@@ -110,7 +113,7 @@ static uint64_t use(imp_store *s, imp_tree *tree, imp_radix_node *n, int64_t now
     n->used_s = now_s;
     imp_radix_touch(tree->radix, n);
     if (s->n_used < IMP_USED_MAX) s->used[s->n_used++] = n->id;
-    return stays ? n->id : 0;
+    return stays;
 }
 
 /* How many steps of a way there are before the first one into a segment that is set aside. With `lock` held. */
@@ -172,6 +175,7 @@ static int take_spans(imp_store *s, const prompt *p, imp_path *path, how h)
         const imp_radix_node *n = s->steps[i].node;
         path->spans[i] = (imp_span){
             .seg = imp_segs_get(s, n->segment),
+            .node = n->id,
             .segment = n->segment,
             .segment_first = n->segment_first,
             .n_tokens = s->steps[i].n_matched,
@@ -213,7 +217,7 @@ static int find_way(imp_store *s, const prompt *p, how h, imp_path *out)
     rc = take_spans(s, p, out, h);
     if (rc != 0) goto out;
     int64_t now_s = imp_uses_now(s);
-    for (size_t i = 0; i < n_steps; i++) out->spans[i].node = use(s, tree, s->steps[i].node, now_s);
+    for (size_t i = 0; i < n_steps; i++) out->spans[i].leased = use(s, tree, s->steps[i].node, now_s);
 out:
     pthread_mutex_unlock(&s->lock);
     if (rc != 0) {
@@ -239,8 +243,8 @@ static void cut(imp_store *s, imp_path *path, size_t n)
     pthread_mutex_lock(&s->lock);
     for (size_t i = n; i < path->n_spans; i++) {
         imp_tree *tree;
-        bool pinned = path->spans[i].node && path->epoch == s->epoch;
-        imp_radix_node *node = pinned ? imp_forest_node(&s->forest, path->spans[i].node, &tree) : NULL;
+        bool leased = path->spans[i].leased && path->epoch == s->epoch;
+        imp_radix_node *node = leased ? imp_forest_node(&s->forest, path->spans[i].node, &tree) : NULL;
         if (node && node->leases > 0) {
             node->leases--;
             imp_radix_touch(tree->radix, node);
@@ -413,7 +417,7 @@ void imp_store_drop_bad(imp_store *s, const imp_seg *seg, imp_region region, uin
     d->segment = seg->id;
     d->from = from;
     snprintf(d->what, sizeof d->what, "%s", what);
-    /* While the disk hangs it isn't waited for, but is done once it answers. */
-    if (imp_store_hung(s) && imp_errand_send(s, &d->e)) return;
+    /* While the disk hangs, or a change is under way that may, it isn't waited for, but done afterwards. */
+    if ((imp_store_hung(s) || !must_ask(s)) && imp_errand_send(s, &d->e)) return;
     if (imp_errand_do(s, &d->e)) imp_free(d);
 }

@@ -80,12 +80,12 @@ static bool reserved(const reservations *all, uint64_t segment)
 }
 
 /* Who is alive, which the disk is asked. */
-static void tell_live(const imp_store *s, reservations *all)
+static void tell_live(const imp_store *s, uint64_t own, reservations *all)
 {
     all->n_live = 0;
     for (size_t i = 0; i < all->n; i++) {
         imp_cat_reservation r = all->r[i];
-        if (!imp_dir_live(s, r.instance)) continue;
+        if (!imp_dir_live(s, own, r.instance)) continue;
         all->r[i] = all->r[all->n_live];
         all->r[all->n_live++] = r;
     }
@@ -100,9 +100,10 @@ static int sift(imp_store *s, listing *l, reservations *all)
     imp_catalogue_take(s);
     int rc = s->cat ? imp_cat_reservations(s->cat, on_reservation, all)
                     : imp_fail(IMP_E_BUSY, "%s: the catalogue can't be had now", s->dir);
+    uint64_t own = s->instance;
     imp_catalogue_give(s);
     if (rc < 0) return rc;
-    tell_live(s, all);
+    tell_live(s, own, all);
     imp_catalogue_take(s);
     imp_enter(s);
     rc = imp_catalogue_refresh(s);

@@ -254,6 +254,7 @@ int imp_segs_open(imp_store *s, uint64_t id, imp_seg **out, bool *fresh, uint64_
     *out = imp_segs_get(s, id);
     pthread_mutex_unlock(&s->lock);
     if (*out) return 0;
+    imp_segs_sweep(s); /* so that they don't become many where nothing is changed */
     int rc = imp_seg_file_open(s, id, &seg, n_read);
     if (rc < 0) return rc;
     const imp_seg_meta *m = imp_seg_layout_meta(seg.layout);

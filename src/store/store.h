@@ -49,6 +49,7 @@ typedef struct imp_span {
     uint32_t n_tokens;
     uint64_t depth;         /* first token, in the prompt */
     bool derived;
+    bool leased; /* the node is pinned */
 } imp_span;
 
 typedef struct imp_path {
@@ -90,9 +91,9 @@ void imp_store_count_tier_hits(imp_store *s, uint64_t host_bytes, uint64_t devic
 void imp_store_set_tier_bytes(imp_store *s, uint64_t host_bytes, uint64_t device_bytes);
 
 /* What reads cost on the disk that the store is on, as it was measured and kept in the catalogue; for its file system as
- * it is known now. IMP_E_NOTFOUND: it wasn't measured. Put: IMP_E_UNSUPPORTED where there is no disk, IMP_E_PERM for a
- * store that is only read. */
-int imp_store_costs_get(imp_store *s, imp_read_costs *out);
+ * it is known now. IMP_E_NOTFOUND: it wasn't measured. IMP_E_BUSY, unless `wait`: this process is changing the catalogue.
+ * Put: IMP_E_UNSUPPORTED where there is no disk, IMP_E_PERM for a store that is only read. */
+int imp_store_costs_get(imp_store *s, bool wait, imp_read_costs *out);
 int imp_store_costs_put(imp_store *s, const imp_read_costs *costs);
 /* The path of the store's largest segment, for measuring: the caller's (imp_free). IMP_E_NOTFOUND: none has so many
  * bytes. */

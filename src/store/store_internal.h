@@ -126,6 +126,8 @@ typedef struct imp_seg_table {
     imp_seg_open *retired; /* out of the table, to be closed once `lock` isn't held; by `chain` */
 } imp_seg_table;
 
+typedef struct imp_errand imp_errand; /* see below, errand.c */
+
 /* ---- the writer's queue */
 
 enum { IMP_JOB_QUERY_ROWS = 64 };
@@ -312,12 +314,12 @@ int imp_dir_lock(imp_store *s, int how, bool wait);
 bool imp_dir_has_catalogue(const imp_store *s);
 int imp_dir_live_make(imp_store *s);
 /* Is the instance with this id a running one? Our own is. */
-bool imp_dir_live(const imp_store *s, uint64_t instance);
+bool imp_dir_live(const imp_store *s, uint64_t own, uint64_t instance);
 /* Remove the files in live/ that nobody holds; returns how many. */
 size_t imp_dir_live_sweep(imp_store *s);
 /* What counts against the limit besides segments/: everything as du counts, but the catalogue's log by its bound. */
 uint64_t imp_dir_counted_bytes(const imp_store *s);
-uint64_t imp_dir_bytes(imp_store *s); /* all, as du counts */
+uint64_t imp_dir_bytes(imp_store *s, imp_errand *e); /* all, as du counts; `e`: gets on with it, or NULL */
 /* With both mutexes held and no catalogue: where another directory is in the place of ours, or none, or its folders or
  * its lock are gone, go on in what is there, made again if need be. But an empty one on another file system is what
  * lies below a mount that is gone: IMP_E_IO. `*moved`: it was so, and what was stored is elsewhere. */
@@ -353,6 +355,8 @@ void imp_unlock_both(imp_store *s);
  * As during a change, matches don't wait for it, but go on with the forest as it is. */
 void imp_catalogue_take(imp_store *s);
 void imp_catalogue_give(imp_store *s);
+/* Take cat_lock for a look. False: this process is changing the catalogue, which may take as long as the disk does. */
+bool imp_catalogue_look(imp_store *s);
 
 /* Have a catalogue, if one can be had: open it, or rebuild it when it is lost or damaged and nobody else has it open.
  * 0, IMP_E_BUSY (run without), or a failure. `first`: at open, where waiting for a rebuild by another process is
@@ -441,8 +445,6 @@ void imp_lock_in_time(imp_store *s);
 
 /* ---- errand.c: what may wait for the disk is done by a thread of the store's, and whoever asked for it waits no
  * longer than the read deadline */
-
-typedef struct imp_errand imp_errand;
 
 /* The first member of a struct of its own, allocated as one block: late, it outlives its caller. */
 struct imp_errand {

@@ -110,7 +110,7 @@ static void test_loads(void **state)
         assert_int_equal(imp_store_get_read_costs(w.store, &costs), 0);
         assert_int_equal(costs.measured_s, 0);
         assert_true(costs.read_ns > 0 && costs.byte_ns > 0);
-        assert_int_equal(imp_store_costs_get(w.store, &costs), IMP_E_NOTFOUND);
+        assert_int_equal(imp_store_costs_get(w.store, true, &costs), IMP_E_NOTFOUND);
         const imp_read_costs dear = {.read_ns = 1e6, .byte_ns = 1, .measured_s = 1700000000};
         assert_int_equal(imp_store_costs_put(w.store, &dear), 0);
         util_close(&w);

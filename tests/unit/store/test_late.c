@@ -635,7 +635,11 @@ static void undone_nodes_are_not_held(void **state)
     assert_int_equal(imp_store_match(s, w.space->id, prompt, N, true, &path, &header_bytes), 0);
     assert_int_equal(path.n_tokens, N);
     assert_int_equal(path.n_spans, N / 64 + 1);
-    for (size_t i = 0; i < path.n_spans; i++) assert_int_equal(path.spans[i].node == 0, i == 1);
+    for (size_t i = 0; i < path.n_spans; i++) { /* and yet it is told which one it is */
+        assert_int_equal(path.spans[i].leased, i != 1);
+        assert_int_not_equal(path.spans[i].node, 0);
+    }
+    assert_int_equal(path.spans[1].node, lower);
     imp_enter(s);
     assert_int_equal(imp_change_end(s, IMP_E_NOMEM), IMP_E_NOMEM);
     imp_store_unpin(s, &path);
@@ -655,6 +659,7 @@ static void undone_nodes_are_not_held(void **state)
     assert_int_equal(imp_change_end(s, imp_edit_split(s, tree, n->id, 16, &lower)), 0);
     assert_int_equal(imp_store_match(s, w.space->id, prompt, N, true, &path, &header_bytes), 0);
     assert_int_equal(path.spans[1].node, lower);
+    assert_true(path.spans[1].leased);
     imp_store_unpin(s, &path);
     nothing_is_held(&w);
     imp_world_close(&w);
