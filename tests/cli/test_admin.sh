@@ -104,6 +104,8 @@ ok(w.json["cached_tokens"] == 0 and w.json["node"] > 0 and not w.json["pinned"] 
 n = w.json["prompt_tokens"]
 again = post("/admin/warm", {"prompt": other, "pin": True}).json
 ok(again["stored_tokens"] == n and again["computed_tokens"] < 65 and again["pinned"] and again["node"] == w.json["node"], again)
+w = post("/admin/warm", {"prompt": other, "impress": {"system": "recomp"}})
+ok(w.status == 200 and w.json["stored_tokens"] == n and w.json["computed_tokens"] < 65, ("whatever the system", w))
 r = s.complete(other + count(3))
 ok(r.cached >= n - 65, (r, n))
 chat = {"messages": [{"role": "system", "content": "Answer from this. " + words(150, 6)}, {"role": "user", "content": "Now?"}]}

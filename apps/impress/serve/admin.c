@@ -367,10 +367,12 @@ static job *make_job(const api *a, const http_request *r, json_t *body, const ke
         j = api_make_job(a, &mine, &q, &system, &e);
         oai_request_free(&q);
     }
-    if (j)
+    if (j) {
         j->request.store_new = j->keep_now = true;
-    else
+        j->request.recompute = false; /* with the system recomp: what is stored would be computed, and not be found */
+    } else {
         http_error(out, &e);
+    }
     free(text);
     return j;
 }
