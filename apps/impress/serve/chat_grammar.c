@@ -160,7 +160,8 @@ int chat_grammar_new(const chat_plan *p, chat_grammar **out, oai_error *e)
     }
     g->longest = longest_of(&r->words, g->longest);
     if (!r->lazy && r->prefill && !p->own_grammar && !accept_prefill(g)) {
-        oai_fail(e, 500, NULL, NULL, "the template's prompt and its grammar don't fit together");
+        /* Of some models' templates, where a tool's result comes last. To ask again wouldn't help. */
+        oai_fail(e, 400, "template_error", NULL, "the chat template's prompt and its grammar don't fit together");
         goto fail;
     }
     g->answering = true;

@@ -561,6 +561,12 @@ static int plan_chat(const chat_template *t, const oai_request *r, chat_plan *p,
     }
     disguised.messages = d.messages;
     if (t->way->render(t->templates, &disguised, &p->r, e) != 0) goto out;
+    if ((r->format == OAI_JSON_SCHEMA || r->format == OAI_JSON_OBJECT) && !p->r.grammar) {
+        /* As llama.cpp has it for the forms of some models' answers. */
+        oai_fail(e, 400, "unsupported_value", "response_format",
+                 "this model's chat template takes no `response_format`");
+        goto out;
+    }
     if (!undisguise(&d, p->r.prompt, p)) {
         no_tokens("messages", e);
         goto out;

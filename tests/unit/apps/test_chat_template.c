@@ -1081,6 +1081,33 @@ static void test_odd_schemas(void **unused)
     llama_model_free(m);
 }
 
+/* llama.cpp knows some models by words of their templates, and does less with these. */
+static void test_templates_without_json(void **unused)
+{
+    (void)unused;
+    static const char body[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],"
+                               "\"response_format\":{\"type\":\"json_object\"}}";
+    char template[1024];
+    chat_grammar *g;
+    oai_error e;
+    struct llama_model *m = make_model(plain_template, false);
+    snprintf(template, sizeof template, "{#- <|tool_calls_section_begin|><|tool_call_begin|> -#}%s", plain_template);
+    chat_template *t = open_way(&chat_way_common, m, template);
+    refuse_plan(t, true, body, "takes no `response_format`");
+    chat_plan_free(make_plan(t, true, SAY("Hi")));
+    chat_template_close(t);
+
+    snprintf(template, sizeof template, "{#- dsml_token DSML function_calls -#}%s", plain_template);
+    t = open_way(&chat_way_common, m, template);
+    chat_plan *p = make_plan(t, true, body);
+    assert_int_equal(chat_grammar_new(p, &g, &e), -1);
+    assert_int_equal(e.status, 400);
+    assert_string_equal(e.code, "template_error");
+    chat_plan_free(p);
+    chat_template_close(t);
+    llama_model_free(m);
+}
+
 /* Tools that the template would leave out, and so the model never sees. */
 static void test_template_without_tools(void **unused)
 {
@@ -1328,6 +1355,7 @@ int main(void)
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_many_properties),
         cmocka_unit_test(test_odd_schemas),
+        cmocka_unit_test(test_templates_without_json),
         cmocka_unit_test(test_template_without_tools),
         cmocka_unit_test(test_tools),
         cmocka_unit_test(test_reasoning),
