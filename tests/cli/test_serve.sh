@@ -21,6 +21,9 @@ for signal in TERM INT; do
     [ $got -eq $((128 + $(kill -l $signal))) ] || fail "exit code $got after $signal while it starts"
 done
 expect 2 "alias isn't UTF-8" "$IMPRESS" serve -m "$IMPRESS_MODEL" --store none --alias $'m\xff'
+for alias in "" "$(printf '%0128d' 0)"; do
+    expect 2 'alias wants 1 to 127 bytes' "$IMPRESS" serve -m "$IMPRESS_MODEL" --store none --alias "$alias"
+done
 : >"$tmp/empty"
 expect 1 'empty is empty' "$IMPRESS" serve -m "$IMPRESS_MODEL" --store none --chat-template "$tmp/empty"
 timeout 800 python3 - <<'PY' || failures=1

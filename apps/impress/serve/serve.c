@@ -105,6 +105,8 @@ const opt_command serve_command = {
     sizeof options / sizeof *options,
 };
 
+enum { NAME_BYTES = 128 }; /* of the model's name, with its end */
+
 static int check(const serve_settings *s)
 {
     if (!s->model) return opt_misuse(&serve_command, "no model: -m MODEL.gguf");
@@ -119,6 +121,8 @@ static int check(const serve_settings *s)
         return opt_misuse(&serve_command, "--cache-type: `%s` is not one of f16, q8_0", s->cache_type);
     if (s->n_ubatch == 0 || s->n_batch < s->n_slots + 64)
         return opt_misuse(&serve_command, "--batch-size wants at least 64 more than there are slots, --ubatch-size 1");
+    if (s->alias && (!*s->alias || strlen(s->alias) >= NAME_BYTES)) /* cut, it would be no client's name for it */
+        return opt_misuse(&serve_command, "--alias wants 1 to %d bytes", NAME_BYTES - 1);
     if (s->alias && text_utf8(s->alias, strlen(s->alias)) < strlen(s->alias))
         return opt_misuse(&serve_command, "--alias isn't UTF-8");
     if (!s->tls_cert != !s->tls_key) return opt_misuse(&serve_command, "--tls-cert and --tls-key go together");
@@ -138,7 +142,7 @@ typedef struct server {
     engine *engine;
     http *http;
     api api;
-    char name[128];
+    char name[NAME_BYTES];
 } server;
 
 /* What the model is called: the alias, or the file's name without its ending. */
