@@ -22,9 +22,16 @@ running = s.open(endless(prompt=prefix, max_tokens=150, temperature=0, stream=Tr
 s.wait_for(lambda: s.busy() == 1, "a running request")
 waiting = s.open(dict(prompt="me too", max_tokens=5))
 s.wait_for(lambda: s.metrics()["impress_queue_length"] == 1, "a waiting request")
+halves = [socket.create_connection(("127.0.0.1", s.port), timeout=600) for _ in range(2)]
+for c in halves:
+    c.sendall(b'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 14\r\n\r\n{"prompt"')
+s.wait_for(lambda: s.metrics()["impress_http_connections"] >= 5, "two requests that aren't whole")
 s.process.send_signal(signal.SIGTERM)
 told = read_all(waiting)
 ok(" 503 " in told.split("\r\n")[0] and "shutting_down" in told and "Retry-After:" in told, told)
+halves[0].sendall(b':"x"}')  # the other one stays as it is, and holds nothing up
+told = read_all(halves[0])
+ok(" 503 " in told.split("\r\n")[0] and "shutting_down" in told, told)
 stream = read_all(running)
 ok('"completion_tokens":150' in stream and "[DONE]" in stream and '"finish_reason":"length"' in stream, stream[-300:])
 ok(s.stop() == 0, "exit 0")

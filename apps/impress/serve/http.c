@@ -51,6 +51,7 @@ typedef struct exchange {
     size_t room;
     bool refused; /* the reply is there already: the body is received and forgotten */
     bool too_long, replied;
+    bool counted; /* among those that the end waits for */
     int status;
     http_reply reply; /* of a stream: kept until its end */
 } exchange;
@@ -421,10 +422,16 @@ static exchange *open_exchange(http *h, struct MHD_Connection *connection, const
     const char *id = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "X-Request-Id");
     if (is_id(id)) snprintf(x->r.id, sizeof x->r.id, "%s", id);
     else make_id(x->r.id, sizeof x->r.id);
-    pthread_mutex_lock(&h->lock);
-    h->n_exchanges++;
-    pthread_mutex_unlock(&h->lock);
     return x;
+}
+
+/* Now there will be a reply, for which the end waits; it doesn't for a client that hasn't asked yet. */
+static void count_in(exchange *x)
+{
+    pthread_mutex_lock(&x->http->lock);
+    x->http->n_exchanges++;
+    pthread_mutex_unlock(&x->http->lock);
+    x->counted = true;
 }
 
 static enum MHD_Result on_request(void *user, struct MHD_Connection *connection, const char *path, const char *method,
@@ -438,6 +445,7 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
         if (!x) return MHD_NO;
         x->refused = !check(x);
         if (!is_hopeless(x)) return MHD_YES;
+        count_in(x);
         if (!x->refused) reply_too_long(x);
         return send_reply(x);
     }
@@ -447,6 +455,7 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
         return MHD_YES;
     }
     if (x->replied) return MHD_YES;
+    count_in(x);
     set_reading(x->client, false);
     set_timeout(connection, 0);
     x->r.body = x->body ? x->body : "";
@@ -477,10 +486,10 @@ static void on_completed(void *user, struct MHD_Connection *connection, void **c
     oai_buffer_free(&x->reply.body);
     free(x->reply.policy);
     free(x->body);
-    free(x);
     pthread_mutex_lock(&h->lock);
-    h->n_exchanges--;
+    h->n_exchanges -= x->counted;
     pthread_mutex_unlock(&h->lock);
+    free(x);
 }
 
 /* ---------------------------------------------------------------------------------------------- open and close ---- */
