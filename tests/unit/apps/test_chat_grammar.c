@@ -211,7 +211,7 @@ static void test_beginning(void **unused)
     /* a prompt that its grammar can't take in */
     p.r.prefill = "other";
     assert_int_equal(chat_grammar_new(&p, &g, &e), -1);
-    assert_int_equal(e.status, 500);
+    assert_int_equal(e.status, 400);
 }
 
 /* ---- what a grammar costs ---- */
