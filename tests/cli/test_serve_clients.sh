@@ -167,6 +167,11 @@ s.wait_for(s.idle, "an idle server")
 ok(s.complete("x", 1).status == 200, "room again")
 ok(s.stop() == 0, "stop")
 
+# Who has an answer makes room for the next request, although none may wait.
+s = Server("--slots", "1", "--queue", "0", "--ctx-size", "256", store="none")
+ok([s.complete("x", 1).status for i in range(100)] == [200] * 100, "one after another")
+ok(s.stop() == 0, "stop")
+
 # Keys are tenants: two of one name share, others don't see it.
 s = Server("--slots", "2", "--ctx-size", "1024", "--api-key-file", os.environ["tmp"] + "/keys", store="tenants",
            env={"IMPRESS_ADMIN_KEY": "key-of-the-admin"})

@@ -75,15 +75,9 @@ struct engine {
 
 /* ------------------------------------------------------------------------------------------------- job's ends ---- */
 
-static void job_done(engine *e, job *j)
+/* It no longer counts. Before its client can have the end of it, who may ask again at once. */
+static void job_leaves(engine *e, const job *j)
 {
-    static const metric_counter ends[] = {
-        [JOB_STOP] = METRIC_JOBS_STOP, [JOB_LENGTH] = METRIC_JOBS_LENGTH,
-        [JOB_CANCELLED] = METRIC_JOBS_CANCELLED, [JOB_FAILED] = METRIC_JOBS_FAILED};
-    metric_add(j->tenant, ends[j->end], 1);
-    metric_observe(j->tenant, METRIC_REQUEST_SECONDS, j->result.total_ns);
-    if (j->n_generated > 1)
-        metric_observe(j->tenant, METRIC_PER_TOKEN_SECONDS, (app_now_ns() - j->first_ns) / (j->n_generated - 1));
     pthread_mutex_lock(&e->lock);
     e->n_jobs--;
     if (j->started_ns) {
@@ -93,15 +87,34 @@ static void job_done(engine *e, job *j)
     double wait_s = e->job_ns * (double)e->n_waiting / (double)e->o.n_slots * 1e-9;
     e->retry_s = wait_s < 1 ? 1 : wait_s > FULL_RETRY_S ? FULL_RETRY_S : (unsigned)wait_s;
     pthread_mutex_unlock(&e->lock);
+}
+
+static void job_done(job *j)
+{
+    static const metric_counter ends[] = {
+        [JOB_STOP] = METRIC_JOBS_STOP, [JOB_LENGTH] = METRIC_JOBS_LENGTH,
+        [JOB_CANCELLED] = METRIC_JOBS_CANCELLED, [JOB_FAILED] = METRIC_JOBS_FAILED};
+    metric_add(j->tenant, ends[j->end], 1);
+    metric_observe(j->tenant, METRIC_REQUEST_SECONDS, j->result.total_ns);
+    if (j->n_generated > 1)
+        metric_observe(j->tenant, METRIC_PER_TOKEN_SECONDS, (app_now_ns() - j->first_ns) / (j->n_generated - 1));
     job_release(j);
+}
+
+static void finish_job(engine *e, job *j, job_end end)
+{
+    job_leaves(e, j);
+    job_finish(j, end);
+    job_done(j);
 }
 
 static void fail_job(engine *e, job *j, int status, const char *code, const char *message)
 {
     oai_error error = {0};
     oai_fail(&error, status, code, NULL, "%s", message);
+    job_leaves(e, j);
     job_fail(j, &error);
-    job_done(e, j);
+    job_done(j);
 }
 
 /* Empty a slot's cells. What is unsaved in them is handed to the store first. */
@@ -131,9 +144,7 @@ static job *leave_slot(engine *e, slot *s)
 
 static void end_slot(engine *e, slot *s, job_end end)
 {
-    job *j = leave_slot(e, s);
-    job_finish(j, end);
-    job_done(e, j);
+    finish_job(e, leave_slot(e, s), end);
 }
 
 static void fail_slot(engine *e, slot *s, int status, const char *code, const char *message)
@@ -524,8 +535,8 @@ static void take_output(engine *e, slot *s)
         return;
     }
     metric_add(j->tenant, METRIC_GENERATED_TOKENS, 1); /* before the client may have its answer and look */
-    job_add_token(j, e->vocab, s->next, logits);
-    if (job_ended(j)) job_done(e, leave_slot(e, s));
+    job_end end = job_add_token(j, e->vocab, s->next, logits);
+    if (end != JOB_RUNNING) end_slot(e, s, end);
 }
 
 /* Compute the batch that was put together of `slots`. Where that fails, each slot is tried alone, and those that fail
@@ -632,8 +643,7 @@ static void reap(engine *e, bool refuse_waiting, bool cut)
         e->n_waiting--;
         if (e->ahead) ahead_take(e->ahead, j);
         if (cancelled) {
-            job_finish(j, JOB_CANCELLED);
-            job_done(e, j);
+            finish_job(e, j, JOB_CANCELLED);
         } else {
             fail_job(e, j, 503, late ? "timeout" : "shutting_down",
                      late ? "the request waited longer than it may" : leaving);

@@ -216,13 +216,10 @@ static job_logprob *make_logprob(const job *j, const struct llama_vocab *vocab, 
     return l;
 }
 
-void job_add_token(job *j, const struct llama_vocab *vocab, llama_token token, const float *logits)
+job_end job_add_token(job *j, const struct llama_vocab *vocab, llama_token token, const float *logits)
 {
     j->n_generated++;
-    if (llama_vocab_is_eog(vocab, token)) {
-        job_finish(j, JOB_STOP);
-        return;
-    }
+    if (llama_vocab_is_eog(vocab, token)) return JOB_STOP;
     if (j->n_logprobs >= 0) {
         job_logprob *l = make_logprob(j, vocab, token, logits);
         if (l) {
@@ -237,7 +234,6 @@ void job_add_token(job *j, const struct llama_vocab *vocab, llama_token token, c
     for (size_t i = 0; i < n; i++) j->n_chars += ((unsigned char)piece[i] & 0xc0) != 0x80;
     bool ok = stop_gate_add(&j->gate, piece, n, false);
     pass_on(j, false);
-    if (j->gate.stopped || !ok)
-        job_finish(j, JOB_STOP);
-    else if (j->n_generated >= j->max_tokens) job_finish(j, JOB_LENGTH);
+    if (j->gate.stopped || !ok) return JOB_STOP;
+    return j->n_generated >= j->max_tokens ? JOB_LENGTH : JOB_RUNNING;
 }

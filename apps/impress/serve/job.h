@@ -109,8 +109,8 @@ void job_cancel(job *j);
 
 /* ---- the engine's side */
 
-/* Take in a token that was chosen by `logits` [n_vocab], ending the job where it ends. */
-void job_add_token(job *j, const struct llama_vocab *vocab, llama_token token, const float *logits);
+/* Take in a token that was chosen by `logits` [n_vocab]. Returns how the job is to be ended, or JOB_RUNNING. */
+job_end job_add_token(job *j, const struct llama_vocab *vocab, llama_token token, const float *logits);
 void job_finish(job *j, job_end end);
 /* End it with an error. */
 void job_fail(job *j, const oai_error *error);

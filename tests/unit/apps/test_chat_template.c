@@ -393,7 +393,9 @@ static void test_offsets(void **unused)
     job_spec spec = {.plan = make_plan(t, false, "{\"prompt\":\"x\"}"), .sampling = &sampling, .max_tokens = N};
     job *j = job_new(vocab, &spec);
     assert_non_null(j);
-    for (size_t i = 0; i < N; i++) job_add_token(j, vocab, tokens[i].token, logits);
+    for (size_t i = 0; i < N; i++)
+        assert_int_equal(job_add_token(j, vocab, tokens[i].token, logits), i + 1 < N ? JOB_RUNNING : JOB_LENGTH);
+    job_finish(j, JOB_LENGTH);
     job_news news;
     assert_true(job_take(j, 0, &news));
     assert_int_equal(news.end, JOB_LENGTH);
@@ -414,8 +416,9 @@ static void test_offsets(void **unused)
         spec.plan = make_plan(t, false, stopped ? "{\"prompt\":\"x\",\"stop\":\"b\"}" : "{\"prompt\":\"x\"}");
         j = job_new(vocab, &spec);
         assert_non_null(j);
-        job_add_token(j, vocab, 'a', logits);
-        job_add_token(j, vocab, stopped ? 'b' : END, logits);
+        assert_int_equal(job_add_token(j, vocab, 'a', logits), JOB_RUNNING);
+        assert_int_equal(job_add_token(j, vocab, stopped ? 'b' : END, logits), JOB_STOP);
+        job_finish(j, JOB_STOP);
         assert_true(job_take(j, 0, &news));
         assert_int_equal(news.end, JOB_STOP);
         assert_int_equal(news.cut, stopped);
