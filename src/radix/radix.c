@@ -1,6 +1,7 @@
 /* radix.c: nodes in slabs, two hash tables, a heap.
  *
- *     slabs    nodes of 96 bytes, 256 to a slab, known by a 32-bit index; their addresses never move
+ *     slabs    nodes of 96 bytes, 256 to a slab but few in the first, known by a 32-bit index; their addresses don't
+ *              move
  *     tables   open addressing over indices: one by id, one by (parent id, first token); 4/5 full at most
  *     blocks   the tokens of a node; after a split both halves point into one block, which counts them
  *     heap     the leaves that may be evicted, the next one on top; a node knows its place in it
@@ -10,6 +11,8 @@
  * R2  A leaf is in the heap if and only if it has no lease and isn't pinned (once imp_radix_touch() was told).
  * R3  Both tables hold every node once and are equally large.
  * R4  A block's first tokens belong to the uppermost node that points into it, so a dead part is always at its end.
+ * R5  A tree without nodes has no memory but its struct, and one of few nodes little: there may be many spaces, each
+ *     with a tree, that hold little or once held something.
  */
 #include "radix/radix.h"
 
@@ -21,7 +24,7 @@
 
 #define NIL UINT32_MAX
 
-enum { SLAB_BITS = 8, SLAB_NODES = 1 << SLAB_BITS, FIRST_SLOTS = 64 };
+enum { SLAB_BITS = 8, SLAB_NODES = 1 << SLAB_BITS, FIRST_NODES = 8, FIRST_SLOTS = 16 };
 
 typedef struct block {
     uint32_t n_refs, n_tokens;
@@ -108,6 +111,7 @@ static void table_take(imp_radix *t, int which, uint32_t i)
 
 static uint32_t find_id(const imp_radix *t, uint64_t id)
 {
+    if (t->n_slots == 0) return NIL;
     for (uint32_t s = slot_of_id(t, id); t->slots[BY_ID][s]; s = (s + 1) & (t->n_slots - 1)) {
         uint32_t i = t->slots[BY_ID][s] - 1;
         if (at(t, i)->pub.id == id) return i;
@@ -117,6 +121,7 @@ static uint32_t find_id(const imp_radix *t, uint64_t id)
 
 static uint32_t find_child(const imp_radix *t, uint64_t parent, int32_t token)
 {
+    if (t->n_slots == 0) return NIL;
     for (uint32_t s = slot_of_token(t, parent, token); t->slots[BY_TOKEN][s]; s = (s + 1) & (t->n_slots - 1)) {
         uint32_t i = t->slots[BY_TOKEN][s] - 1;
         const imp_radix_node *n = &at(t, i)->pub;
@@ -236,11 +241,11 @@ static int grow_slabs(imp_radix *t)
         t->slabs = slabs;
         t->slabs_cap = cap;
     }
-    node *slab = imp_malloc(SLAB_NODES * sizeof *slab);
+    uint32_t n = t->n_slabs == 0 ? FIRST_NODES : SLAB_NODES, first = t->n_slabs << SLAB_BITS;
+    node *slab = imp_malloc(n * sizeof *slab);
     if (!slab) return no_memory();
-    t->n_bytes += SLAB_NODES * sizeof *slab;
-    uint32_t first = t->n_slabs << SLAB_BITS;
-    for (uint32_t k = 0; k < SLAB_NODES; k++) slab[k].next = k + 1 < SLAB_NODES ? first + k + 1 : NIL;
+    t->n_bytes += n * sizeof *slab;
+    for (uint32_t k = 0; k < n; k++) slab[k].next = k + 1 < n ? first + k + 1 : NIL;
     t->slabs[t->n_slabs++] = slab;
     t->free = first;
     return 0;
@@ -273,11 +278,6 @@ int imp_radix_new(imp_radix **out)
     t->free = NIL;
     t->root_first = NIL;
     t->n_bytes = sizeof *t;
-    int rc = grow_tables(t);
-    if (rc) {
-        imp_radix_free(t);
-        return rc;
-    }
     *out = t;
     return 0;
 }
@@ -289,17 +289,24 @@ static void block_release(imp_radix *t, block *b)
     imp_free(b);
 }
 
+/* All but the blocks. */
+static void release(imp_radix *t)
+{
+    for (uint32_t k = 0; k < t->n_slabs; k++) imp_free(t->slabs[k]);
+    imp_free(t->slabs);
+    imp_free(t->slots[BY_ID]);
+    imp_free(t->slots[BY_TOKEN]);
+    imp_free(t->heap);
+    *t = (imp_radix){.free = NIL, .root_first = NIL, .n_bytes = sizeof *t};
+}
+
 void imp_radix_free(imp_radix *t)
 {
     if (!t) return;
     for (uint32_t s = 0; s < t->n_slots; s++) {
         if (t->slots[BY_ID][s]) block_release(t, block_of(at(t, t->slots[BY_ID][s] - 1)));
     }
-    for (uint32_t k = 0; k < t->n_slabs; k++) imp_free(t->slabs[k]);
-    imp_free(t->slabs);
-    imp_free(t->slots[BY_ID]);
-    imp_free(t->slots[BY_TOKEN]);
-    imp_free(t->heap);
+    release(t);
     imp_free(t);
 }
 
@@ -459,6 +466,7 @@ int imp_radix_remove(imp_radix *t, uint64_t id)
             p->pub.tokens = smaller->tokens + p->token_at;
         }
     }
+    if (t->n_nodes == 0) release(t);
     return 0;
 }
 

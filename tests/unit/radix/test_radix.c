@@ -364,6 +364,7 @@ static void test_against_twin(void **state)
     }
     same_tree(w, t);
     same_victim(w, t);
+    assert_int_equal(imp_radix_memory(t), empty_bytes);
     imp_radix_free(t);
     free(w);
 }
@@ -452,6 +453,26 @@ static void test_empty(void **state)
     assert_int_equal(imp_radix_walk(t, on_walk, NULL), 0);
     imp_radix_free(t);
     imp_radix_free(NULL);
+}
+
+/* There may be many spaces, of which each holds or once held a prompt or two. */
+static void test_small_ones_take_little(void **state)
+{
+    (void)state;
+    imp_radix *t = NULL;
+    assert_int_equal(imp_radix_new(&t), 0);
+    size_t empty_bytes = imp_radix_memory(t);
+    assert_true(empty_bytes < 256);
+    for (uint64_t id = 1; id < 4; id++) {
+        imp_radix_node n = {.id = id, .n_tokens = 1, .tokens = (const int32_t[]){7}};
+        assert_int_equal(imp_radix_add(t, &n), 0);
+        assert_true(imp_radix_memory(t) < 2048);
+        assert_int_equal(imp_radix_remove(t, id), 0);
+        assert_int_equal(imp_radix_memory(t), empty_bytes);
+        assert_null(imp_radix_get(t, id));
+        assert_null(imp_radix_victim(t));
+    }
+    imp_radix_free(t);
 }
 
 static void test_split_shares_tokens(void **state)
@@ -575,6 +596,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_empty),
+        cmocka_unit_test(test_small_ones_take_little),
         cmocka_unit_test(test_split_shares_tokens),
         cmocka_unit_test(test_derived),
         cmocka_unit_test(test_limits),
