@@ -95,6 +95,7 @@ int32_t app_tokenize(const struct llama_vocab *vocab, const char *text, size_t n
 bool app_tokenize_more(const struct llama_vocab *vocab, const char *text, size_t n_bytes, bool bos, bool special,
                        llama_token **tokens, size_t *n)
 {
+    if (n_bytes == 0 && !bos) return true;
     errno = 0;
     if (n_bytes > INT32_MAX / 4) return false;
     /* Mostly there are fewer tokens than bytes; where not (a blank put in front, bytes as tokens), it is told. */

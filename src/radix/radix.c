@@ -270,14 +270,23 @@ static uint32_t take_node(imp_radix *t)
     return i;
 }
 
+/* Make it empty, all but the blocks freed. */
+static void release(imp_radix *t)
+{
+    for (uint32_t k = 0; k < t->n_slabs; k++) imp_free(t->slabs[k]);
+    imp_free(t->slabs);
+    imp_free(t->slots[BY_ID]);
+    imp_free(t->slots[BY_TOKEN]);
+    imp_free(t->heap);
+    *t = (imp_radix){.free = NIL, .root_first = NIL, .n_bytes = sizeof *t};
+}
+
 int imp_radix_new(imp_radix **out)
 {
     *out = NULL;
     imp_radix *t = imp_calloc(1, sizeof *t);
     if (!t) return no_memory();
-    t->free = NIL;
-    t->root_first = NIL;
-    t->n_bytes = sizeof *t;
+    release(t);
     *out = t;
     return 0;
 }
@@ -287,17 +296,6 @@ static void block_release(imp_radix *t, block *b)
     if (--b->n_refs > 0) return;
     t->n_bytes -= block_bytes(b->n_tokens);
     imp_free(b);
-}
-
-/* All but the blocks. */
-static void release(imp_radix *t)
-{
-    for (uint32_t k = 0; k < t->n_slabs; k++) imp_free(t->slabs[k]);
-    imp_free(t->slabs);
-    imp_free(t->slots[BY_ID]);
-    imp_free(t->slots[BY_TOKEN]);
-    imp_free(t->heap);
-    *t = (imp_radix){.free = NIL, .root_first = NIL, .n_bytes = sizeof *t};
 }
 
 void imp_radix_free(imp_radix *t)

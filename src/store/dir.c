@@ -483,7 +483,6 @@ uint64_t imp_dir_log_bytes(const imp_store *s) { return blocks(s->dir_fd, catalo
 
 uint64_t imp_dir_counted_bytes(const imp_store *s) { return other_bytes(s) + imp_catalogue_log_bound(s); }
 
-
 typedef struct sum {
     uint64_t bytes;
     imp_errand *e;

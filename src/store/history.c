@@ -414,16 +414,6 @@ static void read_old(imp_store *s, imp_history *h, bool inside)
     imp_free(bytes);
 }
 
-/* One more user, or one less. */
-static void use(imp_history *h, bool more)
-{
-    imp_histories *t = h->all;
-    pthread_mutex_lock(&t->lock);
-    if (more) h->n_users++;
-    else drop(t, h);
-    pthread_mutex_unlock(&t->lock);
-}
-
 typedef struct old_errand {
     imp_errand e;
     imp_history *h;
@@ -439,8 +429,7 @@ static int run_old(imp_store *s, imp_errand *e)
 
 static void give_up_old(imp_store *s, imp_errand *e)
 {
-    (void)s;
-    use(((old_errand *)(void *)e)->h, false);
+    imp_history_put(s, ((old_errand *)(void *)e)->h);
 }
 
 /* What the catalogue has of a record, if that doesn't take too long: else another time. */
@@ -452,9 +441,11 @@ static void read_in_time(imp_store *s, imp_history *h)
     if (!o) return;
     o->e = (imp_errand){.run = run_old, .give_up = give_up_old, .what = "reading a history"};
     o->h = h;
-    use(h, true);
+    pthread_mutex_lock(&h->all->lock);
+    h->n_users++; /* the errand may outlive the caller's use of it */
+    pthread_mutex_unlock(&h->all->lock);
     if (imp_errand_do(s, &o->e)) {
-        use(h, false);
+        imp_history_put(s, h);
         imp_free(o);
     }
     (void)imp_error_back(&kept, 0);

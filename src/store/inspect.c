@@ -36,13 +36,12 @@ typedef struct seeing {
     const ids *todo;
     size_t each;
     imp_errand *e; /* NULL: nobody waits with a deadline */
-    atomic_uint_least64_t *limit; /* where this thread's reads tell about it */
 } seeing;
 
 static void see_part(size_t part, void *user)
 {
     const seeing *g = user;
-    atomic_uint_least64_t *before = imp_io_tell_limit(g->limit);
+    atomic_uint_least64_t *before = imp_io_tell_limit(g->e ? &g->e->from_ns : NULL);
     size_t first = part * g->each, end = first + g->each < g->todo->n ? first + g->each : g->todo->n;
     for (size_t i = first; i < end; i++) {
         (void)imp_segrow_see(g->s, g->todo->id[i]); /* if it fails a match or verify will tell */
@@ -60,7 +59,7 @@ static int see_headers(imp_store *s, imp_errand *e)
     int rc = unseen(s, &todo);
     pthread_mutex_unlock(&s->lock);
     if (rc == 0 && todo.n > FEW) (void)imp_pool_new(READERS, &pool); /* without: one after the other */
-    seeing g = {s, &todo, FEW, e, e ? &e->from_ns : NULL};
+    seeing g = {s, &todo, FEW, e};
     if (rc == 0) imp_pool_run(pool, (todo.n + FEW - 1) / FEW, see_part, &g);
     imp_pool_free(pool);
     imp_free(todo.id);

@@ -136,28 +136,24 @@ EXPORT void preload_watch(const char *below_this, const char *name)
     pthread_mutex_unlock(&lock);
 }
 
-EXPORT void preload_fail(preload_kind kind, uint64_t nth, bool stay, int err)
+static void set_rule(preload_kind kind, uint64_t nth, bool stay, bool hold, int err)
 {
     pthread_mutex_lock(&lock);
     rule.kind = kind;
     rule.nth = nth;
     rule.stay = stay;
-    rule.hold = false;
+    rule.hold = hold;
     rule.err = err;
     rule.seen = rule.hits = 0;
     pthread_mutex_unlock(&lock);
 }
 
-EXPORT void preload_hold(preload_kind kind, uint64_t nth)
+EXPORT void preload_fail(preload_kind kind, uint64_t nth, bool stay, int err)
 {
-    pthread_mutex_lock(&lock);
-    rule.kind = kind;
-    rule.nth = nth;
-    rule.stay = false;
-    rule.hold = true;
-    rule.seen = rule.hits = 0;
-    pthread_mutex_unlock(&lock);
+    set_rule(kind, nth, stay, false, err);
 }
+
+EXPORT void preload_hold(preload_kind kind, uint64_t nth) { set_rule(kind, nth, false, true, 0); }
 
 EXPORT void preload_release(void)
 {
