@@ -133,6 +133,7 @@ typedef struct run {
     app_row *rows;
     size_t n_rows;
     run_system system;
+    run_system compared[3]; /* rows name them */
 } run;
 
 static int make_prompts(run *r)
@@ -302,7 +303,7 @@ static int compare_system(run *r, const run_system *system, const float *referen
 
 static int compare(run *r)
 {
-    run_system systems[3];
+    run_system *systems = r->compared;
     size_t n_systems = 0;
     /* The reference is the preset, but for the precision that it reads. */
     switch_settings full = {.text = {[SWITCH_REST] = r->s->store.switches.text[SWITCH_REST]}};
