@@ -291,6 +291,21 @@ static void note_unknown_env(void)
     if (any) fputc('\n', stderr);
 }
 
+/* Settings point to their values, which so live as long as the program. */
+static const char *keep_value(const char *value)
+{
+    static struct kept {
+        struct kept *before;
+        char value[];
+    } *latest;
+    size_t n = strlen(value) + 1;
+    struct kept *k = malloc(sizeof *k + n);
+    if (!k) return NULL;
+    k->before = latest;
+    latest = k;
+    return memcpy(k->value, value, n);
+}
+
 /* Lines `name = value`; `#` begins a comment. The file is shared by all commands. */
 static int opt_from_file(const opt_command *command, const char *path, bool must_exist, void *settings)
 {
@@ -332,7 +347,7 @@ static int opt_from_file(const opt_command *command, const char *path, bool must
         }
         char where[300];
         snprintf(where, sizeof where, "%s:%u: %s", path, n, name);
-        char *kept = strdup(value); /* lives as long as the settings, that is, the program */
+        const char *kept = keep_value(value);
         rc = kept ? opt_set(command, o, kept, settings, where) : opt_misuse(command, "out of memory");
         if (rc == 0) say(o->name, (long)n);
     }
