@@ -31,8 +31,10 @@ while IFS= read -r line; do
     for script in $(grep -oE 'scripts/[a-z-]+\.sh' <<<"$line"); do [ -x "../../$script" ] || fail "no $script"; done
 done < <(sed -n 's/^RUN //p' "$tmp/image")
 
-# Debian's names, so only there.
-if command -v dpkg >/dev/null && grep -q '^VERSION_CODENAME=bookworm' /etc/os-release; then
+# Debian's names, so only there; and an image isn't made of a program with a sanitizer, whose libraries it lacks.
+if ldd "$IMPRESS" | grep -qE 'lib(asan|ubsan|tsan)\.'; then
+    echo "left out: the image's libraries (the program is built with a sanitizer)"
+elif command -v dpkg >/dev/null && grep -q '^VERSION_CODENAME=bookworm' /etc/os-release; then
     named=$(sed -n '/install -y --no-install-recommends/,/rm -rf/p' $packaging/Containerfile | grep -oE 'lib[a-z0-9.+-]+')
     # what these bring along, too
     # shellcheck disable=SC2086
