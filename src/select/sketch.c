@@ -37,9 +37,9 @@ typedef struct head {
 struct imp_basis {
     uint32_t n_kv_heads, head_dim, n_bits;
     size_t columns; /* head_dim, padded with zeros to what imp_multiply() wants */
-    size_t n_wire;
+    size_t n_wire, n_floats;
     unsigned char *wire;
-    float *memory; /* of all heads */
+    float *memory; /* [n_floats], of all heads */
     head *heads;   /* [n_kv_heads] */
 };
 
@@ -156,6 +156,7 @@ int imp_basis_parse(const void *bytes, size_t n_bytes, imp_basis **out)
         return imp_fail(IMP_E_CORRUPT, "bytes that are no sketch basis");
     }
 
+    shape.n_floats = n_floats;
     b = imp_malloc(sizeof *b);
     if (!b) goto no_memory;
     *b = shape;
@@ -189,6 +190,11 @@ const void *imp_basis_bytes(const imp_basis *b, size_t *n_bytes)
 {
     *n_bytes = b->n_wire;
     return b->wire;
+}
+
+size_t imp_basis_memory(const imp_basis *b)
+{
+    return sizeof *b + b->n_wire + b->n_floats * sizeof *b->memory + b->n_kv_heads * sizeof *b->heads;
 }
 
 uint32_t imp_basis_kv_heads(const imp_basis *b) { return b->n_kv_heads; }

@@ -68,6 +68,7 @@ int imp_basis_learn(const imp_key_rows *keys, const imp_query *query, size_t max
 const void *imp_basis_bytes(const imp_basis *b, size_t *n_bytes);
 int imp_basis_parse(const void *bytes, size_t n_bytes, imp_basis **out);
 void imp_basis_free(imp_basis *b);
+size_t imp_basis_memory(const imp_basis *b); /* bytes that it takes here */
 
 uint32_t imp_basis_kv_heads(const imp_basis *b);
 uint32_t imp_basis_head_dim(const imp_basis *b);

@@ -38,7 +38,9 @@ enum {
     LIMIT_SHARE = 16,  /* of the store's limit: no larger file is written */
     YOUNG_S = 3600,
     LAYERS_MAX = 1024,
-    FILE_NAME_BYTES = 64
+    FILE_NAME_BYTES = 64,
+    ENTRIES_MAX = 256,
+    MEMORY_MAX = 64 << 20
 };
 
 static const uint64_t magic = 0x3153415342504d49u; /* "IMPBSAS1" */
@@ -51,12 +53,15 @@ typedef enum state {
     TROUBLE, /* couldn't be read; said so once, but the disk may come back */
 } state;
 
-/* Bases that were asked for; they stay as long as the store. */
+/* Bases that were asked for. Those in use stay; of the others the longest unused go where they are too many, or take
+ * too much memory. */
 typedef struct entry {
-    struct entry *next;
+    imp_bases bases;    /* first: a pointer to it is a pointer to this */
+    struct entry *next; /* used before this one */
     imp_hash128 space;
     state state;
-    imp_bases bases;
+    unsigned n_users;
+    size_t memory;
     /* of what is in the file now, as far as this process knows */
     bool current;
     ino_t inode;
@@ -66,6 +71,8 @@ typedef struct entry {
 typedef struct imp_bases_table {
     pthread_mutex_t lock;
     entry *first;
+    size_t n;
+    atomic_size_t memory; /* of all; written with the mutex held, relaxed: nothing else depends on it */
 } imp_bases_table;
 
 int imp_bases_new(imp_store *s)
@@ -119,44 +126,135 @@ static entry *entry_new(imp_hash128 space, uint64_t id, uint32_t n_layers)
     return e;
 }
 
-/* With the table's mutex held. */
-static entry *find(imp_bases_table *t, imp_hash128 space, uint64_t id)
+/* ---- the table, with its mutex held */
+
+static entry *find(const imp_bases_table *t, imp_hash128 space, uint64_t id)
 {
     entry *e = t->first;
     while (e && (e->bases.id != id || !imp_hash128_equal(e->space, space))) e = e->next;
     return e;
 }
 
-static entry *find_current(imp_bases_table *t, imp_hash128 space)
+static entry *find_current(const imp_bases_table *t, imp_hash128 space)
 {
     entry *e = t->first;
     while (e && (!e->current || !imp_hash128_equal(e->space, space))) e = e->next;
     return e;
 }
 
-/* Take `e` over, or free it if the same one is there; that one is returned. What couldn't be had may be there now. */
-static entry *keep(imp_store *s, entry *e)
+static size_t memory_of(const entry *e)
+{
+    size_t n = sizeof *e + e->bases.n_layers * sizeof *e->bases.layers;
+    for (uint32_t i = 0; i < e->bases.n_layers; i++) n += imp_basis_memory(e->bases.layers[i]);
+    return n;
+}
+
+static void weigh(imp_bases_table *t, entry *e)
+{
+    size_t n = memory_of(e);
+    atomic_fetch_add_explicit(&t->memory, n - e->memory, memory_order_relaxed);
+    e->memory = n;
+}
+
+static void put_first(imp_bases_table *t, entry *e)
+{
+    e->next = t->first;
+    t->first = e;
+}
+
+static void take_out(imp_bases_table *t, entry *e)
+{
+    entry **p = &t->first;
+    while (*p != e) p = &(*p)->next;
+    *p = e->next;
+}
+
+static void discard(imp_bases_table *t, entry *e)
+{
+    take_out(t, e);
+    t->n--;
+    atomic_fetch_sub_explicit(&t->memory, e->memory, memory_order_relaxed);
+    entry_free(e);
+}
+
+static bool heavy(const imp_bases_table *t)
+{
+    return atomic_load_explicit(&t->memory, memory_order_relaxed) > MEMORY_MAX;
+}
+
+/* The longest unused ones are the last. */
+static void trim(imp_bases_table *t)
+{
+    while (heavy(t) || t->n > ENTRIES_MAX) {
+        entry *unused = NULL;
+        for (entry *e = t->first; e; e = e->next) unused = e->n_users == 0 ? e : unused;
+        if (!unused) return;
+        discard(t, unused);
+    }
+}
+
+static void hold(imp_bases_table *t, entry *e)
+{
+    e->n_users++;
+    take_out(t, e);
+    put_first(t, e);
+}
+
+/* ---- without the mutex */
+
+/* Take `e` over, or free it if the same one is there; that one is returned, held. What couldn't be had may be there
+ * now: then *have. */
+static entry *keep(imp_store *s, entry *e, bool *have)
 {
     imp_bases_table *t = s->bases;
     pthread_mutex_lock(&t->lock);
     entry *there = find(t, e->space, e->bases.id);
-    if (there && (there->state == HAVE || e->state != HAVE)) {
-        entry_free(e);
-        e = there;
-    } else if (there) {
+    if (!there) {
+        put_first(t, e);
+        t->n++;
+        there = e;
+        e = NULL;
+    } else if (there->state != HAVE && e->state == HAVE) {
         there->bases.layers = e->bases.layers;
         there->bases.n_layers = e->bases.n_layers;
         there->state = HAVE;
         e->bases.layers = NULL;
-        entry_free(e);
-        e = there;
-    } else {
-        e->next = t->first;
-        t->first = e;
+    }
+    entry_free(e);
+    weigh(t, there);
+    hold(t, there);
+    trim(t);
+    *have = there->state == HAVE;
+    pthread_mutex_unlock(&t->lock);
+    return there;
+}
+
+void imp_bases_drop(imp_store *s, const imp_bases *bases)
+{
+    imp_bases_table *t = s->bases;
+    entry *e = (entry *)(uintptr_t)bases;
+    if (!e) return;
+    pthread_mutex_lock(&t->lock);
+    if (--e->n_users == 0) trim(t);
+    pthread_mutex_unlock(&t->lock);
+}
+
+void imp_bases_forget(imp_store *s, imp_hash128 space)
+{
+    imp_bases_table *t = s->bases;
+    pthread_mutex_lock(&t->lock);
+    for (entry *e = t->first, *next; e; e = next) {
+        next = e->next;
+        if (!imp_hash128_equal(e->space, space)) continue;
+        e->current = false;
+        if (e->n_users == 0) discard(t, e);
     }
     pthread_mutex_unlock(&t->lock);
-    return e;
 }
+
+bool imp_bases_heavy(imp_store *s) { return heavy(s->bases); }
+
+size_t imp_bases_memory(imp_store *s) { return atomic_load_explicit(&s->bases->memory, memory_order_relaxed); }
 
 /* ---- the file */
 
@@ -334,6 +432,30 @@ static void drop_file(imp_store *s, imp_hash128 space, int rc)
     if (rc == IMP_E_CORRUPT && !s->readonly) (void)imp_io_unlink(s->io, name);
 }
 
+/* For whoever finds no file: is that as it should be, since the space went? */
+static bool space_went(imp_store *s, imp_hash128 space)
+{
+    imp_lock_sure(s);
+    bool went = !imp_forest_tree(&s->forest, space);
+    pthread_mutex_unlock(&s->lock);
+    return went;
+}
+
+/* Read the file, also where the space went and came back meanwhile. *went: it did the first, and that is all right. */
+static int read_present(imp_store *s, imp_hash128 space, entry **out, uint64_t *n_read, bool *went)
+{
+    char name[FILE_NAME_BYTES];
+    struct stat st;
+    file_name(space, name);
+    *went = false;
+    for (int tries = 0;; tries++) {
+        int rc = read_file(s, space, out, n_read);
+        if (rc != IMP_E_NOTFOUND) return rc;
+        *went = space_went(s, space);
+        if (*went || tries == 2 || !look(s, name, &st)) return rc;
+    }
+}
+
 const imp_bases *imp_bases_get(imp_store *s, imp_hash128 space, uint64_t id, uint64_t *n_read)
 {
     imp_bases_table *t = s->bases;
@@ -341,26 +463,35 @@ const imp_bases *imp_bases_get(imp_store *s, imp_hash128 space, uint64_t id, uin
     if (id == 0) return NULL;
     pthread_mutex_lock(&t->lock);
     e = find(t, space, id);
-    state was = e ? e->state : HAVE;
+    bool known = e != NULL, trouble = e && e->state == TROUBLE, have = e && e->state == HAVE;
+    if (have) hold(t, e);
     pthread_mutex_unlock(&t->lock);
-    if (e && was != TROUBLE) return was == HAVE ? &e->bases : NULL;
+    if (known && !trouble) return have ? &e->bases : NULL;
 
     imp_kept_line kept;
     imp_error_keep(&kept);
-    int rc = read_file(s, space, &read, n_read);
+    bool went;
+    int rc = read_present(s, space, &read, n_read, &went);
+    if (went) {
+        (void)imp_error_back(&kept, 0);
+        return NULL;
+    }
     if (rc == 0) {
-        read = keep(s, read);
+        read = keep(s, read, &have);
         if (read->bases.id == id) return &read->bases;
+        imp_bases_drop(s, &read->bases);
         imp_log(IMP_LOG_INFO, "%s: the bases of some sketches were replaced", s->dir);
-    } else if (!e) {
+    } else if (!known) {
         drop_file(s, space, rc);
     }
     (void)imp_error_back(&kept, 0);
     e = entry_new(space, id, 0);
     if (!e) return NULL;
     if (rc < 0 && rc != IMP_E_CORRUPT && rc != IMP_E_NOTFOUND && rc != IMP_E_VERSION) e->state = TROUBLE;
-    e = keep(s, e);
-    return e->state == HAVE ? &e->bases : NULL; /* another thread had more luck */
+    e = keep(s, e, &have);
+    if (have) return &e->bases; /* another thread had more luck */
+    imp_bases_drop(s, &e->bases);
+    return NULL;
 }
 
 /* ---- RoPE of a job's rows */
@@ -569,13 +700,14 @@ static bool fits(const imp_bases *b, const imp_job *job)
     return true;
 }
 
-/* Only the writer's thread changes what is current. */
+/* Held, as is what the functions below return. Only the writer's thread makes something current. */
 static const imp_bases *make_current(imp_store *s, entry *e)
 {
     imp_bases_table *t = s->bases;
     ino_t inode = e->inode;
     struct timespec written = e->written;
-    e = keep(s, e);
+    bool have;
+    e = keep(s, e, &have);
     pthread_mutex_lock(&t->lock);
     for (entry *i = t->first; i; i = i->next) {
         if (imp_hash128_equal(i->space, e->space)) i->current = false;
@@ -611,14 +743,16 @@ static void never(imp_store *s, imp_hash128 space)
 {
     imp_log(IMP_LOG_INFO, "%s: no sketches for a space: %s", s->dir, imp_last_error());
     entry *e = entry_new(space, 0, 0);
-    if (e) (void)keep(s, e);
+    bool have;
+    if (e) imp_bases_drop(s, &keep(s, e, &have)->bases);
 }
 
 static int have(imp_store *s, const imp_job *job, entry *known, const imp_bases **out)
 {
     entry *e = NULL, *other = NULL;
     uint64_t n_read = 0;
-    int rc = read_file(s, job->space, &e, &n_read);
+    bool went;
+    int rc = read_present(s, job->space, &e, &n_read, &went);
     if (rc == 0 && !fits(&e->bases, job)) {
         entry_free(e);
         rc = imp_fail(IMP_E_CORRUPT, "the bases of a space are of another shape");
@@ -629,7 +763,7 @@ static int have(imp_store *s, const imp_job *job, entry *known, const imp_bases 
     }
     if (rc == IMP_E_VERSION) never(s, job->space);
     if (rc != IMP_E_NOTFOUND && rc != IMP_E_CORRUPT) return rc;
-    if (rc == IMP_E_CORRUPT || known) drop_file(s, job->space, rc);
+    if (rc == IMP_E_CORRUPT || (known && !went)) drop_file(s, job->space, rc);
     if (known) {
         rc = copy(known, &e); /* its file is gone, but the segments still count on it */
     } else if (job->n_tokens - job->start < LEARN_LEAST) {
@@ -659,8 +793,9 @@ const imp_bases *imp_bases_for(imp_store *s, const imp_job *job)
     const imp_bases *out = NULL;
     if (!job->turns || !job->turns->ropes) return NULL;
     pthread_mutex_lock(&t->lock);
-    entry *known = find_current(t, job->space);
     bool refused = find(t, job->space, 0) != NULL;
+    entry *known = refused ? NULL : find_current(t, job->space);
+    if (known) hold(t, known);
     pthread_mutex_unlock(&t->lock);
     if (refused) return NULL;
     file_name(job->space, name);
@@ -676,10 +811,40 @@ const imp_bases *imp_bases_for(imp_store *s, const imp_job *job)
         imp_log(IMP_LOG_WARN, "%s: stored without sketches: %s", s->dir, imp_last_error());
     }
     (void)imp_error_back(&kept, 0);
+    if (known) imp_bases_drop(s, &known->bases);
     return rc == 0 ? out : NULL;
 }
 
+int imp_bases_ensure(imp_store *s, imp_hash128 space, const imp_bases *bases)
+{
+    char name[FILE_NAME_BYTES];
+    struct stat st;
+    unsigned char *b = NULL;
+    size_t n_bytes = 0;
+    int rc = 0;
+    if (imp_io_in_memory(s->io)) return 0; /* nobody else removes them */
+    file_name(space, name);
+    imp_leave(s);
+    if (!look(s, name, &st)) {
+        rc = encode((entry *)(uintptr_t)bases, &b, &n_bytes);
+        if (rc == 0) rc = seal(s, space, &b, &n_bytes);
+        if (rc == 0) rc = write_file(s, name, b, n_bytes);
+        imp_free(b);
+    }
+    imp_enter(s);
+    return rc;
+}
+
 /* ---- the folder */
+
+void imp_bases_remove(imp_store *s, imp_hash128 space)
+{
+    char name[FILE_NAME_BYTES];
+    file_name(space, name);
+    int rc = imp_io_unlink(s->io, name);
+    if (rc < 0 && rc != IMP_E_NOTFOUND) imp_log(IMP_LOG_WARN, "%s", imp_last_error());
+    imp_bases_forget(s, space);
+}
 
 static int sum_bytes(const char *name, uint64_t disk_bytes, void *user)
 {

@@ -59,6 +59,24 @@ static int put_space(imp_cat *c, const imp_cat_space *given)
     return log_change(c, CAT_SPACE, CAT_PUT, (cat_log_key){row.id.lo, row.id.hi});
 }
 
+static int remove_space(imp_cat *c, imp_hash128 id)
+{
+    imp_cat_space old;
+    sqlite3_stmt *s = NULL;
+    uint64_t sum = 0;
+    int had = cat_find_space(c, id, &s, &old, &sum);
+    cat_db_done(s);
+    if (had <= 0) return had < 0 ? had : imp_fail(IMP_E_NOTFOUND, "catalogue: no such space");
+    int rc = cat_db_stmt(c->db, CAT_SPACE_DEL, &s);
+    if (rc < 0) return rc;
+    rc = cat_bind_hash(s, 1, id);
+    if (rc < 0) return rc;
+    rc = cat_db_run(c->db, s);
+    if (rc < 0) return rc;
+    count_removed(c, CAT_SPACE, sum);
+    return log_change(c, CAT_SPACE, CAT_REMOVED, (cat_log_key){id.lo, id.hi});
+}
+
 static int put_segment(imp_cat *c, const imp_cat_segment *row)
 {
     imp_cat_segment old = {0};
@@ -200,6 +218,12 @@ int imp_cat_put_space(imp_cat *c, const imp_cat_space *space)
 {
     int rc = cat_must_be_in_change(c);
     return rc < 0 ? rc : cat_note(c, put_space(c, space));
+}
+
+int imp_cat_remove_space(imp_cat *c, imp_hash128 id)
+{
+    int rc = cat_must_be_in_change(c);
+    return rc < 0 ? rc : note_removal(c, remove_space(c, id));
 }
 
 int imp_cat_put_segment(imp_cat *c, const imp_cat_segment *segment)

@@ -31,8 +31,8 @@ enum {
     CAT_USE = 4, CAT_FILE_HASH = 5, CAT_LOG = 6, CAT_META = 7, CAT_HISTORY = 8, CAT_SETTING = 9
 };
 
-/* The first versions of the format that have the table. */
-enum { CAT_VERSION_HISTORY = 2, CAT_VERSION_SETTING = 3 };
+/* The first versions of the format that have the table; or, the last of them, where a space's row may go again. */
+enum { CAT_VERSION_HISTORY = 2, CAT_VERSION_SETTING = 3, CAT_VERSION_SPACES_GO = 4 };
 
 enum { CAT_PUT = 0, CAT_REMOVED = 1 };
 
@@ -40,7 +40,7 @@ enum { CAT_MAX_TOKENS = 1 << 20 };
 
 enum {
     CAT_META_GET, CAT_META_PUT,
-    CAT_SPACE_GET, CAT_SPACE_PUT, CAT_SPACE_ALL,
+    CAT_SPACE_GET, CAT_SPACE_PUT, CAT_SPACE_DEL, CAT_SPACE_ALL,
     CAT_SEGMENT_GET, CAT_SEGMENT_PUT, CAT_SEGMENT_DEL, CAT_SEGMENT_ALL,
     CAT_NODE_GET, CAT_NODE_PUT, CAT_NODE_DEL, CAT_NODE_DEPTHS,
     CAT_RESERVATION_GET, CAT_RESERVATION_PUT, CAT_RESERVATION_DEL, CAT_RESERVATION_ALL,

@@ -157,7 +157,6 @@ static int list_log(imp_cat *c, uint64_t since, log_entry **out, size_t *n_out)
         imp_hash128 key = cat_column_hash(s, 3);
         e.key = (cat_log_key){key.lo, key.hi};
         if (n == n_all || e.generation != since + 1 + n || e.kind > CAT_NODE || e.removed > CAT_REMOVED ||
-            (e.kind == CAT_SPACE && e.removed) || /* there is no such change */
             cat_column(s, 4) != cat_log_sum(e.generation, e.kind, e.removed, e.key)) {
             break;
         }
@@ -207,7 +206,10 @@ static int tell_entry(imp_cat *c, const log_entry *e, const imp_cat_reader *read
         goto out;
     }
     rc = 0;
-    if (e->kind == CAT_SPACE) {
+    if (e->kind == CAT_SPACE && e->removed) {
+        imp_hash128 id = {.lo = e->key.lo, .hi = e->key.hi};
+        if (reader->space_removed) rc = reader->space_removed(id, reader->user);
+    } else if (e->kind == CAT_SPACE) {
         if (reader->space) rc = reader->space(&row.space, reader->user);
     } else if (e->kind == CAT_SEGMENT && e->removed) {
         if (reader->segment_removed) rc = reader->segment_removed(e->key.lo, reader->user);
@@ -235,7 +237,7 @@ int cat_read_log(imp_cat *c, uint64_t since, const imp_cat_reader *reader)
         rc = cat_no_memory();
         goto out;
     }
-    /* Removals, nodes before segments. */
+    /* Removals, nodes before segments before spaces. */
     for (size_t i = n; rc == 0 && i-- > 0;) {
         if (list[i].removed) rc = tell_entry(c, &list[i], reader);
     }

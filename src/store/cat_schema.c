@@ -27,6 +27,7 @@ static const char *const sql[CAT_N_SQL] = {
     [CAT_META_PUT] = "INSERT OR REPLACE INTO meta VALUES(1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     [CAT_SPACE_GET] = "SELECT id, created, model_name, sum FROM space WHERE id = ?",
     [CAT_SPACE_PUT] = "INSERT OR REPLACE INTO space VALUES(?, ?, ?, ?)",
+    [CAT_SPACE_DEL] = "DELETE FROM space WHERE id = ?",
     [CAT_SPACE_ALL] = "SELECT id, created, model_name, sum FROM space",
     [CAT_SEGMENT_GET] = "SELECT id, space, disk_bytes, n_tokens, sum FROM segment WHERE id = ?",
     [CAT_SEGMENT_PUT] = "INSERT OR REPLACE INTO segment VALUES(?, ?, ?, ?, ?)",
@@ -61,11 +62,11 @@ static const char *const sql[CAT_N_SQL] = {
     [CAT_SETTING_ALL] = "SELECT name, value, sum FROM setting",
 };
 
-static const size_t n_tables[] = {8, 9, 10}; /* of versions 1, 2 (histories) and 3 (settings) */
+static const size_t n_tables[] = {8, 9, 10, 10}; /* of versions 1, 2 (histories), 3 (settings) and 4 (no new one) */
 
 const cat_schema cat_catalogue_schema = {
     .application_id = 0x494d5043, /* "IMPC" */
-    .version = CAT_VERSION_SETTING,
+    .version = CAT_VERSION_SPACES_GO,
     .oldest = 1,
     .n_tables = n_tables,
     .create = create,

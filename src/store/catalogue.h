@@ -83,6 +83,7 @@ int imp_cat_failure(const imp_cat *c);
 
 /* Inside a change. Removing what isn't there is IMP_E_NOTFOUND and leaves the change as it was. */
 int imp_cat_put_space(imp_cat *c, const imp_cat_space *space);
+int imp_cat_remove_space(imp_cat *c, imp_hash128 id); /* one without segments */
 int imp_cat_put_segment(imp_cat *c, const imp_cat_segment *segment);
 int imp_cat_remove_segment(imp_cat *c, uint64_t id);
 int imp_cat_put_node(imp_cat *c, const imp_cat_node *node); /* new, or in place of the row with this id */
@@ -97,6 +98,7 @@ int imp_cat_unreserve(imp_cat *c, uint64_t segment);
 typedef struct imp_cat_reader {
     int (*reset)(void *user); /* before a whole scan: forget what you have, all of it follows */
     int (*space)(const imp_cat_space *space, void *user);
+    int (*space_removed)(imp_hash128 id, void *user);
     int (*segment)(const imp_cat_segment *segment, void *user);
     int (*segment_removed)(uint64_t id, void *user);
     int (*node)(const imp_cat_node *node, void *user);

@@ -154,6 +154,7 @@ static void forget(imp_store *s)
         const imp_segrow *seg = s->forest.segs.slots[i].value;
         if (seg) imp_segs_gone(s, seg->id);
     }
+    for (size_t i = 0; i < s->forest.n_trees; i++) imp_bases_forget(s, s->forest.trees[i].space);
     imp_forest_free(&s->forest);
     s->epoch++;
     s->first_new = UINT64_MAX;
@@ -378,6 +379,79 @@ int imp_change_doom(imp_store *s, uint64_t segment)
     return 0;
 }
 
+static bool all(const imp_tree *tree, void *user)
+{
+    (void)tree, (void)user;
+    return true;
+}
+
+static int note_emptied(imp_store *s, imp_hash128 space)
+{
+    if (s->n_emptied == s->emptied_cap) {
+        size_t cap = s->emptied_cap ? s->emptied_cap * 2 : 16;
+        imp_hash128 *emptied = imp_realloc_array(s->emptied, cap, sizeof *emptied);
+        if (!emptied) return imp_fail(IMP_E_NOMEM, "no memory to remove a space");
+        s->emptied = emptied;
+        s->emptied_cap = cap;
+    }
+    s->emptied[s->n_emptied++] = space;
+    return 0;
+}
+
+/* A space goes with its last segment. */
+static int remove_bare(imp_store *s)
+{
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < s->forest.n_trees; i++) {
+        imp_hash128 space = s->forest.trees[i].space;
+        if (s->forest.trees[i].n_segs > 0) continue;
+        rc = note_emptied(s, space);
+        if (rc == 0) rc = imp_cat_remove_space(s->cat, space);
+    }
+    if (rc == 0) imp_forest_drop_bare(&s->forest, all, NULL);
+    return rc;
+}
+
+/* And its bases go with it: in a transaction of their own, since another process may have stored an entry of it since the
+ * change, and not those that the writer is just about to use. With cat_lock held, but not `lock`. */
+static void remove_bases(imp_store *s)
+{
+    if (s->n_emptied == 0) return;
+    imp_kept_line kept;
+    imp_error_keep(&kept);
+    if (s->cat && imp_cat_begin(s->cat) == 0) {
+        imp_enter(s);
+        int rc = imp_forest_refresh(s);
+        for (size_t i = 0; rc == 0 && i < s->n_emptied; i++) {
+            imp_hash128 space = s->emptied[i];
+            if (imp_forest_tree(&s->forest, space)) continue;
+            if (s->storing && imp_hash128_equal(*s->storing, space)) continue;
+            imp_leave(s);
+            imp_bases_remove(s, space);
+            imp_enter(s);
+        }
+        imp_leave(s);
+        imp_cat_rollback(s->cat);
+    }
+    s->n_emptied = 0;
+    (void)imp_error_back(&kept, 0);
+}
+
+void imp_space_stored(imp_store *s, imp_hash128 space)
+{
+    pthread_mutex_lock(&s->lock);
+    bool none = !imp_forest_tree(&s->forest, space);
+    s->storing = NULL;
+    pthread_mutex_unlock(&s->lock);
+    if (!none) return;
+    imp_kept_line kept;
+    imp_error_keep(&kept);
+    imp_catalogue_take(s);
+    if (note_emptied(s, space) == 0) remove_bases(s);
+    imp_catalogue_give(s);
+    (void)imp_error_back(&kept, 0);
+}
+
 /* The change is made, whatever comes of this. */
 static void after_commit(imp_store *s)
 {
@@ -394,6 +468,7 @@ static void after_commit(imp_store *s)
 
 int imp_change_end(imp_store *s, int rc)
 {
+    if (rc == 0 && s->forest.n_bare > 0) rc = remove_bare(s);
     bool edited = rc == 0;
     imp_leave(s);
     if (edited) {
@@ -409,7 +484,7 @@ int imp_change_end(imp_store *s, int rc)
         s->limit_owed = 0;
     } else {
         s->reload = true; /* the forest has edits that the catalogue hasn't */
-        s->n_doomed = 0;
+        s->n_doomed = s->n_emptied = 0;
         s->reserved = s->reserved_before;
         s->reorder_reserved = s->reorder_reserved_before;
         /* Not what is the tokens' fault, or the limit's. */
@@ -425,6 +500,7 @@ int imp_change_end(imp_store *s, int rc)
         if (failed < 0 && failed != IMP_E_NOTFOUND) imp_log(IMP_LOG_WARN, "%s", imp_last_error());
     }
     s->n_doomed = 0;
+    remove_bases(s);
     if (rc == 0) after_commit(s);
     imp_catalogue_give(s);
     return rc;

@@ -131,11 +131,11 @@ static int unreserve_dead(imp_store *s, const reservations *all)
 }
 
 /* Inside a change, so that no process is just writing one. What can't be done now waits for the next time. */
-static void sweep_bases(imp_store *s, imp_leftovers *out)
+static void sweep_bases(imp_store *s, bool young_too, imp_leftovers *out)
 {
     if (imp_change_begin(s) < 0) return;
     imp_leave(s);
-    imp_bases_sweep(s, false, &out->n_files, &out->n_bytes);
+    imp_bases_sweep(s, young_too, &out->n_files, &out->n_bytes);
     imp_enter(s);
     (void)imp_change_end(s, 0);
 }
@@ -165,7 +165,8 @@ int imp_recover(imp_store *s, bool keep_orphans, imp_leftovers *out)
         out->n_bytes += l.files[i].n_bytes;
     }
     if (rc == 0) rc = unreserve_dead(s, &all);
-    if (rc == 0) sweep_bases(s, out);
+    /* Nobody else can be about to store the first segment of a space; but an orphan may be one. */
+    if (rc == 0) sweep_bases(s, s->alone && out->n_orphans == 0, out);
     if (rc == 0) out->n_files += imp_dir_live_sweep(s);
     imp_free(all.r);
     imp_free(l.files);

@@ -219,8 +219,9 @@ static void idle_take(imp_seg_table *t, imp_seg_open *o)
     t->n_idle--;
 }
 
-static void close_one(imp_seg_open *o)
+static void close_one(imp_store *s, imp_seg_open *o)
 {
+    imp_bases_drop(s, o->seg.bases);
     imp_seg_file_close(&o->seg);
     imp_free(o);
 }
@@ -266,7 +267,8 @@ int imp_segs_open(imp_store *s, uint64_t id, imp_seg **out, bool *fresh, uint64_
     /* Removed meanwhile: this caller still may use it, the next one won't find it. */
     if (*out && !row) imp_segs_gone(s, id);
     pthread_mutex_unlock(&s->lock);
-    imp_seg_file_close(&seg); /* unless it was taken over */
+    imp_bases_drop(s, seg.bases); /* unless they were taken over */
+    imp_seg_file_close(&seg);
     if (!*out) return imp_fail(IMP_E_NOMEM, "no memory for an open segment");
     *fresh = true;
     return 0;
@@ -284,8 +286,7 @@ typedef struct closing {
 
 static int run_close(imp_store *s, imp_errand *e)
 {
-    (void)s;
-    close_one(((closing *)(void *)e)->o);
+    close_one(s, ((closing *)(void *)e)->o);
     return 0;
 }
 
@@ -306,7 +307,7 @@ static void retire(imp_store *s, imp_seg_open *o, bool in_change)
         o->chain = s->open.retired;
         s->open.retired = o;
     } else {
-        close_one(o); /* nobody minds how long that takes */
+        close_one(s, o); /* nobody minds how long that takes */
     }
 }
 
@@ -318,7 +319,7 @@ void imp_segs_sweep(imp_store *s)
     pthread_mutex_unlock(&s->lock);
     while (o) {
         imp_seg_open *next = o->chain;
-        close_one(o);
+        close_one(s, o);
         o = next;
     }
 }
@@ -346,7 +347,7 @@ void imp_segs_put(imp_store *s, imp_seg *seg)
         return;
     }
     idle_add(&s->open, o);
-    if (s->open.n_idle > IMP_SEG_IDLE_MAX) take_out(s, s->open.oldest->seg.id, false);
+    if (s->open.n_idle > IMP_SEG_IDLE_MAX || imp_bases_heavy(s)) take_out(s, s->open.oldest->seg.id, false);
 }
 
 void imp_segs_drop(imp_store *s, uint64_t id)

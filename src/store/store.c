@@ -167,6 +167,7 @@ static void free_store(imp_store *s)
     imp_dir_close(s);
     imp_key_free(s->key);
     imp_free(s->doomed);
+    imp_free(s->emptied);
     imp_free(s->steps);
     pthread_cond_destroy(&s->done);
     pthread_cond_destroy(&s->work);

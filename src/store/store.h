@@ -16,8 +16,7 @@
 #include "io/io.h"
 #include "select/sketch.h"
 
-/* The sketches' bases of a space, one for each layer: a file in bases/, read once. Constant; lives as long as the
- * store. */
+/* The sketches' bases of a space, one for each layer: a file in bases/. Constant; stays as long as somebody holds it. */
 typedef struct imp_bases {
     uint64_t id;
     uint32_t n_layers;
@@ -32,7 +31,7 @@ typedef struct imp_seg {
     imp_cipher *cipher;     /* of a sealed one's chunks; else NULL */
     uint64_t id;
     uint32_t *maps;         /* slot -> token, [n_layers][n_tokens]; NULL: slot s holds token s */
-    const imp_bases *bases; /* of its sketches; NULL: it has none, or theirs can't be had: then they are of no use */
+    const imp_bases *bases; /* held, of its sketches; NULL: it has none, or theirs can't be had: then they are of no use */
 } imp_seg;
 
 /* The map of a layer; NULL: slot s holds token s. */

@@ -60,6 +60,7 @@ typedef struct imp_tree {
     char model_name[64];
     int64_t created_s;
     imp_radix *radix;
+    size_t n_segs;
     uint64_t bytes; /* of its segments: evict.c's, while it makes room */
 } imp_tree;
 
@@ -84,6 +85,7 @@ typedef struct imp_segrow {
 typedef struct imp_forest {
     imp_tree *trees;
     size_t n_trees, trees_cap;
+    size_t n_bare;       /* trees without segments: to be dropped by the next change */
     imp_idmap segs;      /* id -> imp_segrow */
     uint64_t seg_bytes;  /* sum of disk_bytes */
 } imp_forest;
@@ -91,7 +93,9 @@ typedef struct imp_forest {
 void imp_forest_free(imp_forest *f); /* leaves an empty one */
 imp_tree *imp_forest_tree(imp_forest *f, imp_hash128 space);
 int imp_forest_add_tree(imp_forest *f, const imp_cat_space *space);
-int imp_forest_add_seg(imp_forest *f, const imp_cat_segment *row);
+/* Drop the trees that have no segment and no node, and of which `drop` says so. It may not use the forest. */
+void imp_forest_drop_bare(imp_forest *f, bool (*drop)(const imp_tree *tree, void *user), void *user);
+int imp_forest_add_seg(imp_forest *f, const imp_cat_segment *row); /* IMP_E_CORRUPT: it is in no space */
 void imp_forest_remove_seg(imp_forest *f, uint64_t id);
 imp_segrow *imp_forest_seg(const imp_forest *f, uint64_t id);
 /* The node, and its tree if `tree` isn't NULL. NULL if there is none. */
@@ -233,6 +237,9 @@ struct imp_store {
     uint64_t log_failed_ns;    /* and when that was */
     uint64_t *doomed;         /* segments to unlink once the change is durable */
     size_t n_doomed, doomed_cap;
+    imp_hash128 *emptied;     /* spaces whose bases are to be removed then */
+    size_t n_emptied, emptied_cap;
+    const imp_hash128 *storing; /* the space of which the writer is storing an entry; NULL: of none. Written with `lock` */
     imp_rng rng;
     int64_t latest_s;         /* of the latest use; guarded by `lock` */
     int64_t uses_read_s;      /* when other processes' uses were last read */
@@ -386,6 +393,9 @@ int imp_change_begin(imp_store *s);
 /* Commit (rc == 0) or roll back, let go of both mutexes, and unlink what became doomed. Returns rc or the commit's. */
 int imp_change_end(imp_store *s, int rc);
 int imp_change_doom(imp_store *s, uint64_t segment);
+/* For the writer's thread, at the end of an entry (s->storing): if the space has no segment after all, or none any more,
+ * its bases go. No mutex held; the last error stays. */
+void imp_space_stored(imp_store *s, imp_hash128 space);
 
 /* ---- tree.c: with both held */
 int imp_forest_refresh(imp_store *s); /* reads what changed in s->cat */
@@ -528,12 +538,24 @@ size_t imp_history_with_news(imp_store *s, uint32_t least, uint64_t *out, size_t
 int imp_bases_new(imp_store *s);
 void imp_bases_free(imp_store *s);
 /* The bases with id `id` of a space, from memory or from bases/; NULL if they can't be had or aren't sound. `*n_read`:
- * bytes read are added. No mutex held. */
+ * bytes read are added. No mutex held. To be given back by imp_bases_drop(), as what imp_bases_for() returns. */
 const imp_bases *imp_bases_get(imp_store *s, imp_hash128 space, uint64_t id, uint64_t *n_read);
 /* For the writer's thread, no mutex held: the bases by which new segments of the job's space get sketches; learned
  * from its rows and queries, and written, where the space has none. NULL: none can be had, and the segments go
  * without. */
 const imp_bases *imp_bases_for(imp_store *s, const imp_job *job);
+/* NULL: nothing. May be called with `lock` held. */
+void imp_bases_drop(imp_store *s, const imp_bases *bases);
+/* The same, for segments are about to name them: are they on disk? If not (they went with the last segment of the space),
+ * write them again. Inside a change, with `lock` held. */
+int imp_bases_ensure(imp_store *s, imp_hash128 space, const imp_bases *bases);
+/* The space has gone. With `lock` held, or not. */
+void imp_bases_forget(imp_store *s, imp_hash128 space);
+/* Remove its file, too. Inside a change of the catalogue, but without `lock`; what can't be removed is a leftover. */
+void imp_bases_remove(imp_store *s, imp_hash128 space);
+/* Do they take more memory than they should, so that idle segments are better closed? Cheap; with `lock` held, or not. */
+bool imp_bases_heavy(imp_store *s);
+size_t imp_bases_memory(imp_store *s);
 /* As du counts: bases/ and what is in it. For imp_dir_counted_bytes(). */
 uint64_t imp_bases_bytes(const imp_store *s);
 /* Inside a change: remove the bases of spaces that have no segment any more, and what killed writers left. Files

@@ -34,9 +34,17 @@ imp_tree *imp_forest_tree(imp_forest *f, imp_hash128 space)
     return NULL;
 }
 
+static void describe(imp_tree *t, const imp_cat_space *space)
+{
+    t->created_s = space->created_s;
+    strncpy(t->model_name, space->model_name ? space->model_name : "", sizeof t->model_name - 1);
+}
+
 int imp_forest_add_tree(imp_forest *f, const imp_cat_space *space)
 {
-    if (imp_forest_tree(f, space->id)) return 0;
+    imp_tree *there = imp_forest_tree(f, space->id);
+    if (there) describe(there, space); /* it may have gone and come back */
+    if (there) return 0;
     if (f->n_trees == f->trees_cap) {
         size_t cap = f->trees_cap ? f->trees_cap * 2 : 4;
         imp_tree *trees = imp_realloc_array(f->trees, cap, sizeof *trees);
@@ -45,11 +53,28 @@ int imp_forest_add_tree(imp_forest *f, const imp_cat_space *space)
         f->trees_cap = cap;
     }
     imp_tree *t = &f->trees[f->n_trees];
-    *t = (imp_tree){.space = space->id, .created_s = space->created_s};
-    strncpy(t->model_name, space->model_name ? space->model_name : "", sizeof t->model_name - 1);
+    *t = (imp_tree){.space = space->id};
+    describe(t, space);
     int rc = imp_radix_new(&t->radix);
-    if (rc == 0) f->n_trees++;
-    return rc;
+    if (rc < 0) return rc;
+    f->n_trees++;
+    f->n_bare++;
+    return 0;
+}
+
+void imp_forest_drop_bare(imp_forest *f, bool (*drop)(const imp_tree *tree, void *user), void *user)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < f->n_trees; i++) {
+        imp_tree *t = &f->trees[i];
+        if (t->n_segs == 0 && imp_radix_count(t->radix) == 0 && drop(t, user)) {
+            imp_radix_free(t->radix);
+            f->n_bare--;
+        } else {
+            f->trees[n++] = *t;
+        }
+    }
+    f->n_trees = n;
 }
 
 imp_segrow *imp_forest_seg(const imp_forest *f, uint64_t id) { return imp_idmap_get(&f->segs, id); }
@@ -62,6 +87,8 @@ int imp_forest_add_seg(imp_forest *f, const imp_cat_segment *row)
         old->disk_bytes = row->disk_bytes;
         return 0;
     }
+    imp_tree *tree = imp_forest_tree(f, row->space);
+    if (!tree) return imp_fail(IMP_E_CORRUPT, "catalogue: segment %016llx is in no space", shown(row->id));
     imp_segrow *r = imp_calloc(1, sizeof *r);
     if (!r) return imp_fail(IMP_E_NOMEM, "no memory for a segment's row");
     *r = (imp_segrow){.id = row->id, .space = row->space, .disk_bytes = row->disk_bytes, .n_tokens = row->n_tokens};
@@ -71,6 +98,7 @@ int imp_forest_add_seg(imp_forest *f, const imp_cat_segment *row)
         return rc;
     }
     f->seg_bytes += row->disk_bytes;
+    if (tree->n_segs++ == 0) f->n_bare--;
     return 0;
 }
 
@@ -79,6 +107,7 @@ void imp_forest_remove_seg(imp_forest *f, uint64_t id)
     imp_segrow *r = imp_forest_seg(f, id);
     if (!r) return;
     f->seg_bytes -= r->disk_bytes;
+    if (--imp_forest_tree(f, r->space)->n_segs == 0) f->n_bare++;
     imp_idmap_remove(&f->segs, id);
     imp_free(r);
 }
@@ -186,6 +215,8 @@ typedef struct rows {
     imp_forest *whole;     /* a whole scan goes straight into this; NULL: collect below */
     uint64_t *gone_nodes, *gone_segs;
     size_t n_gone_nodes, gone_nodes_cap, n_gone_segs, gone_segs_cap;
+    imp_hash128 *gone_spaces;
+    size_t n_gone_spaces, gone_spaces_cap;
     imp_cat_space *spaces;
     size_t n_spaces, spaces_cap;
     imp_cat_segment *segs;
@@ -198,6 +229,7 @@ static void rows_free(rows *r)
 {
     imp_free(r->gone_nodes);
     imp_free(r->gone_segs);
+    imp_free(r->gone_spaces);
     for (size_t i = 0; i < r->n_spaces; i++) imp_free((void *)(uintptr_t)r->spaces[i].model_name);
     imp_free(r->spaces);
     imp_free(r->segs);
@@ -271,6 +303,15 @@ static int on_segment_removed(uint64_t id, void *user)
     return rc;
 }
 
+static int on_space_removed(imp_hash128 id, void *user)
+{
+    rows *r = user;
+    if (r->whole) return 0;
+    int rc = ROOM(r->gone_spaces, r->n_gone_spaces, r->gone_spaces_cap);
+    if (rc == 0) r->gone_spaces[r->n_gone_spaces++] = id;
+    return rc;
+}
+
 static int on_node_removed(uint64_t id, void *user)
 {
     rows *r = user;
@@ -284,6 +325,7 @@ static int read_rows(imp_store *s, uint64_t since, rows *r, uint64_t *generation
 {
     imp_cat_reader reader = {.reset = on_reset,
                              .space = on_space,
+                             .space_removed = on_space_removed,
                              .segment = on_segment,
                              .segment_removed = on_segment_removed,
                              .node = on_node,
@@ -359,7 +401,25 @@ static int apply_node(imp_store *s, const imp_cat_node *row, const rows *r)
     return 0;
 }
 
-static int apply(imp_store *s, const rows *r)
+static bool is_gone(const imp_tree *tree, void *user)
+{
+    const rows *r = user;
+    size_t i = 0;
+    while (i < r->n_gone_spaces && !imp_hash128_equal(r->gone_spaces[i], tree->space)) i++;
+    return i < r->n_gone_spaces;
+}
+
+static int drop_spaces(imp_store *s, rows *r)
+{
+    imp_forest_drop_bare(&s->forest, is_gone, r);
+    for (size_t i = 0; i < r->n_gone_spaces; i++) {
+        if (imp_forest_tree(&s->forest, r->gone_spaces[i])) return IMP_E_STALE; /* it isn't empty here */
+        imp_bases_forget(s, r->gone_spaces[i]);
+    }
+    return 0;
+}
+
+static int apply(imp_store *s, rows *r)
 {
     int rc = remove_gone(s, r);
     for (size_t i = 0; rc == 0 && i < r->n_spaces; i++) rc = imp_forest_add_tree(&s->forest, &r->spaces[i]);
@@ -372,7 +432,7 @@ static int apply(imp_store *s, const rows *r)
         imp_segs_gone(s, seg->id);
         imp_forest_remove_seg(&s->forest, seg->id);
     }
-    return rc;
+    return rc == 0 ? drop_spaces(s, r) : rc;
 }
 
 /* ---- everything */
@@ -485,6 +545,10 @@ static int read_whole(imp_store *s)
         } else {
             imp_segs_gone(s, old->id);
         }
+    }
+    for (size_t i = 0; i < s->forest.n_trees; i++) {
+        imp_hash128 space = s->forest.trees[i].space;
+        if (!imp_forest_tree(&f, space)) imp_bases_forget(s, space);
     }
     imp_forest_free(&s->forest);
     s->forest = f;

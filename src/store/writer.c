@@ -164,7 +164,8 @@ static int reserve(imp_store *s, const imp_job *job, const imp_bases *bases, siz
 
 enum { ADDED, KNOWN, GONE }; /* GONE: the tokens before it */
 
-static int publish_in_change(imp_store *s, const imp_job *job, const imp_seg_layout *l, int *outcome)
+static int publish_in_change(imp_store *s, const imp_job *job, const imp_bases *bases, const imp_seg_layout *l,
+                             int *outcome)
 {
     const imp_seg_meta *m = imp_seg_layout_meta(l);
     size_t known, end = (size_t)m->first_token + m->n_tokens;
@@ -175,6 +176,8 @@ static int publish_in_change(imp_store *s, const imp_job *job, const imp_seg_lay
     *outcome = known < m->first_token ? GONE : known >= end ? KNOWN : ADDED;
     if (*outcome != ADDED) return imp_change_doom(s, m->segment);
 
+    if (bases) rc = imp_bases_ensure(s, m->space, bases);
+    if (rc < 0) return rc;
     imp_cat_space space = {m->space, m->model_name, m->created_s};
     imp_cat_segment seg = {m->segment, m->space, imp_round_up(imp_seg_file_bytes(l), DU_UNIT), m->n_tokens};
     imp_run run = {m->space, job->tokens, (size_t)m->first_token, end, m->segment, m->derived, m->created_s};
@@ -188,10 +191,10 @@ static int publish_in_change(imp_store *s, const imp_job *job, const imp_seg_lay
     return 0;
 }
 
-static int publish(imp_store *s, const imp_job *job, const imp_seg_layout *l, int *outcome)
+static int publish(imp_store *s, const imp_job *job, const imp_bases *bases, const imp_seg_layout *l, int *outcome)
 {
     int rc = imp_change_begin(s);
-    if (rc == 0) rc = imp_change_end(s, publish_in_change(s, job, l, outcome));
+    if (rc == 0) rc = imp_change_end(s, publish_in_change(s, job, bases, l, outcome));
     if (rc < 0) {
         char name[32], line[256];
         snprintf(line, sizeof line, "%s", imp_last_error());
@@ -278,10 +281,9 @@ void imp_forget_refused(imp_store *s)
 /* ---- one entry, in full */
 
 /* `*stored`: the tokens before it are stored afterwards. */
-static int store_entry(imp_store *s, imp_job *job, size_t *stored, bool *any)
+static int store_by(imp_store *s, imp_job *job, const imp_bases *bases, size_t *stored, bool *any)
 {
     size_t pos = job->start, end = 0;
-    const imp_bases *bases = s->opts.keep & IMP_KEEP_SKETCH ? imp_bases_for(s, job) : NULL;
     *any = false;
     if (!job->derived) job->derived = over_rounded(s, job);
     for (*stored = pos; pos < job->n_tokens; *stored = pos) {
@@ -294,7 +296,7 @@ static int store_entry(imp_store *s, imp_job *job, size_t *stored, bool *any)
         if (l) {
             imp_job_score(s, job);
             rc = imp_pack_segment(s, job, l, bases);
-            if (rc == 0) rc = publish(s, job, l, &outcome);
+            if (rc == 0) rc = publish(s, job, bases, l, &outcome);
             if (rc == 0 && outcome == ADDED) begin_history(s, job, l);
             imp_seg_layout_free(l);
             if (rc < 0) return rc;
@@ -304,6 +306,18 @@ static int store_entry(imp_store *s, imp_job *job, size_t *stored, bool *any)
         pos = end;
     }
     return 0;
+}
+
+static int store_entry(imp_store *s, imp_job *job, size_t *stored, bool *any)
+{
+    pthread_mutex_lock(&s->lock);
+    s->storing = &job->space; /* its bases stay */
+    pthread_mutex_unlock(&s->lock);
+    const imp_bases *bases = s->opts.keep & IMP_KEEP_SKETCH ? imp_bases_for(s, job) : NULL;
+    int rc = store_by(s, job, bases, stored, any);
+    imp_bases_drop(s, bases);
+    imp_space_stored(s, job->space);
+    return rc;
 }
 
 static void finish(imp_store *s, const imp_job *job, int rc, size_t stored, bool any)

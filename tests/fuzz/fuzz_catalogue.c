@@ -178,10 +178,11 @@ static void edit(fuzz_input *in)
     static rows r;
     imp_cat *c;
     uint64_t generation;
-    const imp_cat_reader reader = {take_nothing, NULL, take_segment, NULL, take_node, NULL, &r};
+    const imp_cat_reader reader = {.reset = take_nothing, .segment = take_segment, .node = take_node, .user = &r};
     MUST(imp_cat_open(dir, 0, &c) == 0);
     MUST(imp_cat_begin(c) == 0 && imp_cat_read(c, 0, &reader, &generation) == 0 && r.n_nodes > 0 && r.n_segments > 0);
     for (int i = 0; i < 8 && in->at < in->end; i++) {
+        uint32_t what;
         switch (fuzz_below(in, 6)) {
         case 0:
         case 1:
@@ -189,8 +190,11 @@ static void edit(fuzz_input *in)
         case 3: edit_segment(c, &r, in); break;
         case 4: imp_cat_remove_node(c, r.nodes[fuzz_below(in, (uint32_t)r.n_nodes)].id); break;
         default:
-            if (fuzz_byte(in) & 1) {
+            what = fuzz_byte(in);
+            if (what & 1) {
                 imp_cat_remove_segment(c, r.segments[fuzz_below(in, (uint32_t)r.n_segments)].id);
+            } else if (what & 16) {
+                imp_cat_remove_space(c, r.segments[fuzz_below(in, (uint32_t)r.n_segments)].space);
             } else {
                 uint64_t at = number(in, r.segments[0].id);
                 imp_cat_reserve(c, &(imp_cat_reservation){at, fuzz_byte(in), number(in, 4096)});

@@ -33,13 +33,11 @@ void imp_world_rich_opts(imp_store_opts *opts)
     opts->reorder_period_s = UINT32_MAX;
 }
 
-int imp_world_open(imp_world *w, const char *dir, const imp_store_opts *opts, const char *salt)
+int imp_world_space(imp_store *store, const char *salt, imp_space **out)
 {
     imp_layer_shape layers[WORLD_LAYERS];
     imp_rope ropes[WORLD_LAYERS];
     uint32_t n_heads[WORLD_LAYERS];
-    imp_store_opts usual;
-    imp_world_opts(&usual);
     for (int i = 0; i < WORLD_LAYERS; i++) {
         layers[i] = (imp_layer_shape){WORLD_HEADS, WORLD_DIM, WORLD_DIM};
         ropes[i] = (imp_rope){IMP_ROPE_NEOX, 0, WORLD_DIM, 10000.0f, 1.0f, .attn_factor = 1.0f};
@@ -58,9 +56,16 @@ int imp_world_open(imp_world *w, const char *dir, const imp_store_opts *opts, co
         .ropes = ropes,
         .n_heads = n_heads,
     };
+    return imp_space_open(store, &desc, out);
+}
+
+int imp_world_open(imp_world *w, const char *dir, const imp_store_opts *opts, const char *salt)
+{
+    imp_store_opts usual;
+    imp_world_opts(&usual);
     *w = (imp_world){0};
     int rc = imp_store_open(dir, opts ? opts : &usual, &w->store);
-    if (rc == 0) rc = imp_space_open(w->store, &desc, &w->space);
+    if (rc == 0) rc = imp_world_space(w->store, salt, &w->space);
     if (rc < 0) imp_world_close(w);
     return rc;
 }

@@ -31,6 +31,8 @@ void imp_world_rich_opts(imp_store_opts *opts);
 /* Open store and space; `opts` NULL: imp_world_opts(). `salt` NULL: the usual space. The status of imp_store_open(). */
 int imp_world_open(imp_world *w, const char *dir, const imp_store_opts *opts, const char *salt);
 void imp_world_close(imp_world *w);
+/* Another space of an open store. */
+int imp_world_space(imp_store *store, const char *salt, imp_space **out);
 /* imp_store_rebuild(), with the key of imp_world_opts(). */
 int imp_world_rebuild(const char *dir);
 

@@ -110,6 +110,7 @@ static void learned_once(void **state)
     assert_non_null(b);
     assert_int_equal(n_read, 0); /* it was just learned */
     assert_int_equal(b->n_layers, WORLD_LAYERS);
+    imp_bases_drop(w.store, b);
     commit(&w, 64, 130);
     assert_true(look(&w, 130).basis[1] == f.basis[0]);
     imp_world_close(&w);
@@ -118,8 +119,10 @@ static void learned_once(void **state)
     w = open_world(dir);
     found g = look(&w, 130);
     assert_true(g.usable[0] && g.usable[1] && g.basis[0] == f.basis[0]);
-    assert_ptr_equal(imp_bases_get(w.store, w.space->id, f.basis[0], &n_read),
-                     imp_bases_get(w.store, w.space->id, f.basis[0], &n_read));
+    b = imp_bases_get(w.store, w.space->id, f.basis[0], &n_read);
+    assert_ptr_equal(b, imp_bases_get(w.store, w.space->id, f.basis[0], &n_read));
+    imp_bases_drop(w.store, b);
+    imp_bases_drop(w.store, b);
     commit(&w, 130, 200);
     assert_true(look(&w, 200).basis[2] == f.basis[0]);
     assert_null(imp_bases_get(w.store, w.space->id, f.basis[0] + 1, &n_read));
@@ -246,40 +249,159 @@ static void no_room(void **state)
     imp_world_close(&w);
 }
 
+static void put_file(const char *path)
+{
+    int fd = open(path, O_CREAT | O_WRONLY, 0600);
+    assert_true(fd >= 0);
+    close(fd);
+}
+
+static bool there(const char *dir, const char *file) { return access(imp_test_path(dir, file), F_OK) == 0; }
+
+/* Files that no space has: of a process that was killed, or of one that is about to store the first segment. */
 static void swept(void **state)
 {
+    static const char other[] = "bases/0123456789abcdef0123456789abcdef.basis";
+    const struct timespec old[2] = {{1000, 0}, {1000, 0}};
     const char *dir = *state;
-    imp_world w = open_world(dir);
     uint64_t n_files = 0, n_bytes = 0;
+    imp_gc_report gc;
     char tmp[80];
+    imp_world w = open_world(dir);
     snprintf(tmp, sizeof tmp, "%s.tmp", name);
     commit(&w, 0, 64);
-    assert_int_equal(imp_store_remove(w.store, 0), 0);
-    imp_gc_report gc;
-    assert_int_equal(imp_store_gc(w.store, &gc), 0);
-    assert_int_equal(access(imp_test_path(dir, name), F_OK), 0); /* too young */
-    int fd = open(imp_test_path(dir, tmp), O_CREAT | O_WRONLY, 0600); /* a killed writer's */
-    close(fd);
-    fd = open(imp_test_path(dir, "bases/note.txt"), O_CREAT | O_WRONLY, 0600);
-    close(fd);
+    put_file(imp_test_path(dir, tmp));
+    put_file(imp_test_path(dir, other));
+    put_file(imp_test_path(dir, "bases/note.txt"));
     assert_int_equal(imp_change_begin(w.store), 0);
     imp_bases_sweep(w.store, false, &n_files, &n_bytes);
     assert_int_equal(imp_change_end(w.store, 0), 0);
     assert_int_equal(n_files, 1);
-    assert_int_equal(access(imp_test_path(dir, tmp), F_OK), -1);
-    const struct timespec old[2] = {{1000, 0}, {1000, 0}};
-    assert_int_equal(utimensat(AT_FDCWD, imp_test_path(dir, name), old, 0), 0);
-    commit(&w, 0, 64); /* in use, however old */
+    assert_false(there(dir, tmp));
+    assert_int_equal(imp_store_gc(w.store, &gc), 0);
+    assert_true(there(dir, other)); /* too young */
+    assert_int_equal(utimensat(AT_FDCWD, imp_test_path(dir, other), old, 0), 0);
     assert_int_equal(utimensat(AT_FDCWD, imp_test_path(dir, name), old, 0), 0);
     assert_int_equal(imp_store_gc(w.store, &gc), 0);
-    assert_int_equal(access(imp_test_path(dir, name), F_OK), 0);
-    assert_int_equal(imp_store_remove(w.store, 0), 0);
-    assert_int_equal(imp_store_gc(w.store, &gc), 0);
-    assert_int_equal(access(imp_test_path(dir, name), F_OK), -1);
-    assert_int_equal(access(imp_test_path(dir, "bases/note.txt"), F_OK), 0); /* not ours */
-    commit(&w, 0, 64); /* written again, from memory */
-    assert_true(look(&w, 64).usable[0]);
-    assert_int_equal(access(imp_test_path(dir, name), F_OK), 0);
+    assert_false(there(dir, other));
+    assert_true(there(dir, name)); /* in use, however old */
+    assert_true(there(dir, "bases/note.txt")); /* not ours */
+
+    put_file(imp_test_path(dir, other));
+    imp_world second = open_world(dir);
+    assert_true(there(dir, other));
+    imp_world_close(&second);
+    imp_world_close(&w);
+    w = open_world(dir); /* nobody else has the store open */
+    assert_false(there(dir, other));
+    assert_true(there(dir, name) && there(dir, "bases/note.txt"));
+    imp_world_close(&w);
+}
+
+static unsigned n_warnings;
+
+static void count_warnings(imp_log_level level, const char *line, void *user)
+{
+    (void)line, (void)user;
+    n_warnings += level <= IMP_LOG_WARN;
+}
+
+/* A space goes with its last segment, its row, tree and bases too, in each store that has the directory open; and comes
+ * back with the next one. */
+static void goes_with_its_space(void **state)
+{
+    const char *dir = *state;
+    imp_log_set(count_warnings, NULL, IMP_LOG_WARN);
+    n_warnings = 0;
+    imp_world w = open_world(dir), other = open_world(dir);
+    const size_t had = w.store->forest.n_trees;
+    uint64_t first = 0;
+    for (int round = 0; round < 3; round++) {
+        imp_world *writer = round % 2 ? &other : &w, *remover = round % 2 ? &w : &other;
+        commit(writer, 0, 64);
+        found f = look(remover, 64);
+        assert_true(f.usable[0] && there(dir, name));
+        assert_true(look(writer, 64).basis[0] == f.basis[0]);
+        first = round == 0 ? f.basis[0] : first;
+        assert_int_equal(f.basis[0], first); /* learned from the same rows again */
+        assert_int_equal(w.store->forest.n_trees, had + 1);
+        assert_int_equal(imp_store_remove(remover->store, 0), 0);
+        assert_false(there(dir, name));
+        assert_int_equal(imp_world_check(writer, tokens, 64, false), 0);
+        assert_int_equal(w.store->forest.n_trees, had);
+        assert_int_equal(other.store->forest.n_trees, had);
+        assert_int_equal(stats_of(writer).disk_bytes, imp_world_du(dir));
+    }
+    assert_int_equal(imp_world_verify(&w, false, true), 0);
+    assert_int_equal(stats_of(&w).corrupt_chunks + stats_of(&other).corrupt_chunks, 0);
+    assert_int_equal(n_warnings, 0);
+    imp_world_close(&other);
+    imp_world_close(&w);
+    imp_log_set(quiet, NULL, IMP_LOG_ERROR);
+}
+
+/* The last segment goes while another process packs the next one by the same bases: these are written again. */
+static void gone_while_packing(void **state)
+{
+    const char *dir = *state;
+    uint64_t n_read = 0;
+    imp_world w = open_world(dir), other = open_world(dir);
+    commit(&w, 0, 64);
+    const uint64_t id = look(&w, 64).basis[0];
+    const imp_bases *held = imp_bases_get(w.store, w.space->id, id, &n_read);
+    assert_non_null(held);
+    assert_int_equal(imp_store_remove(other.store, 0), 0);
+    assert_false(there(dir, name));
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(imp_change_begin(w.store), 0);
+        assert_int_equal(imp_bases_ensure(w.store, w.space->id, held), 0);
+        assert_int_equal(imp_change_end(w.store, 0), 0);
+    }
+    imp_bases_drop(w.store, held);
+    const imp_bases *read = imp_bases_get(other.store, other.space->id, id, &n_read);
+    assert_true(read && n_read > 0);
+    imp_bases_drop(other.store, read);
+    imp_world_close(&other);
+    imp_world_close(&w);
+}
+
+/* A store of which tenants come and go: what it keeps of each doesn't add up. */
+static void many_spaces(void **state)
+{
+    enum { N_SPACES = 600, HALF = N_SPACES / 2 };
+    imp_store_opts opts;
+    imp_world w;
+    imp_world_rich_opts(&opts);
+    opts.limit_bytes = 4 << 20;
+    assert_int_equal(imp_world_open(&w, *state, &opts, NULL), 0);
+    imp_space *usual = w.space;
+    size_t bases = 0, forest = 0;
+    for (int i = 0; i < N_SPACES; i++) {
+        char salt[16];
+        snprintf(salt, sizeof salt, "tenant %d", i);
+        assert_int_equal(imp_world_space(w.store, salt, &w.space), 0);
+        assert_int_equal(imp_world_commit(&w, tokens, 64, 0, 0, NULL), 0);
+        assert_int_equal(imp_store_flush(w.store), 0);
+        if (i + 1 == N_SPACES) assert_true(look(&w, 64).usable[0]);
+        imp_space_close(w.space);
+        if (i + 1 == HALF) {
+            bases = imp_bases_memory(w.store);
+            forest = imp_forest_memory(&w.store->forest);
+        }
+    }
+    w.space = usual;
+    imp_stats st = stats_of(&w);
+    assert_true(st.evicted_nodes >= HALF);
+    assert_int_equal(w.store->forest.n_trees, st.n_spaces);
+    assert_true(imp_bases_memory(w.store) < bases + bases / 4);
+    assert_true(imp_forest_memory(&w.store->forest) < forest + forest / 4);
+    unsigned n_files = 0;
+    DIR *d = opendir(imp_test_path(*state, "bases"));
+    for (struct dirent *e; (e = readdir(d)) != NULL;) n_files += e->d_name[0] != '.';
+    closedir(d);
+    assert_int_equal(n_files, st.n_spaces);
+    assert_int_equal(st.disk_bytes, imp_world_du(*state));
+    assert_int_equal(imp_world_verify(&w, false, true), 0);
     imp_world_close(&w);
 }
 
@@ -350,7 +472,8 @@ int main(void)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
         TEST(learned_once), TEST(lost_and_learned_anew), TEST(lost_while_open),   TEST(no_room),
-        TEST(swept),        TEST(verified),              TEST(processes_at_once),
+        TEST(swept),        TEST(goes_with_its_space),   TEST(gone_while_packing), TEST(many_spaces),
+        TEST(verified),     TEST(processes_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
