@@ -40,7 +40,8 @@ enum {
     LAYERS_MAX = 1024,
     FILE_NAME_BYTES = 64,
     ENTRIES_MAX = 256,
-    MEMORY_MAX = 64 << 20
+    MEMORY_LEAST = 64 << 20,
+    HOST_SHARE = 8
 };
 
 static const uint64_t magic = 0x3153415342504d49u; /* "IMPBSAS1" */
@@ -54,13 +55,15 @@ typedef enum state {
 } state;
 
 /* Bases that were asked for. Those in use stay; of the others the longest unused go where they are too many, or take
- * too much memory. */
+ * too much memory. Those of one space stay however large they are: else a model of many KV heads had them read again
+ * for each match. */
 typedef struct entry {
     imp_bases bases;    /* first: a pointer to it is a pointer to this */
     struct entry *next; /* used before this one */
     imp_hash128 space;
     state state;
     unsigned n_users;
+    bool gone; /* its space went: with the last user */
     size_t memory;
     /* of what is in the file now, as far as this process knows */
     bool current;
@@ -72,7 +75,9 @@ typedef struct imp_bases_table {
     pthread_mutex_t lock;
     entry *first;
     size_t n;
-    atomic_size_t memory; /* of all; written with the mutex held, relaxed: nothing else depends on it */
+    size_t most; /* bytes */
+    /* Of all, and how many of them are HAVE; written with the mutex held, relaxed: nothing else depends on them. */
+    atomic_size_t memory, n_have;
 } imp_bases_table;
 
 int imp_bases_new(imp_store *s)
@@ -84,6 +89,8 @@ int imp_bases_new(imp_store *s)
         imp_free(t);
         return imp_fail_errno(err, "store: no mutex");
     }
+    t->most = s->opts.host_cache_bytes / HOST_SHARE;
+    if (t->most < MEMORY_LEAST) t->most = MEMORY_LEAST;
     s->bases = t;
     return 0;
 }
@@ -174,20 +181,25 @@ static void discard(imp_bases_table *t, entry *e)
     take_out(t, e);
     t->n--;
     atomic_fetch_sub_explicit(&t->memory, e->memory, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&t->n_have, e->state == HAVE, memory_order_relaxed);
     entry_free(e);
 }
 
 static bool heavy(const imp_bases_table *t)
 {
-    return atomic_load_explicit(&t->memory, memory_order_relaxed) > MEMORY_MAX;
+    return atomic_load_explicit(&t->memory, memory_order_relaxed) > t->most &&
+           atomic_load_explicit(&t->n_have, memory_order_relaxed) > 1;
 }
 
 /* The longest unused ones are the last. */
 static void trim(imp_bases_table *t)
 {
-    while (heavy(t) || t->n > ENTRIES_MAX) {
+    bool many;
+    while ((many = t->n > ENTRIES_MAX) || heavy(t)) {
         entry *unused = NULL;
-        for (entry *e = t->first; e; e = e->next) unused = e->n_users == 0 ? e : unused;
+        for (entry *e = t->first; e; e = e->next) {
+            if (e->n_users == 0 && (many || e->state == HAVE)) unused = e;
+        }
         if (!unused) return;
         discard(t, unused);
     }
@@ -196,6 +208,7 @@ static void trim(imp_bases_table *t)
 static void hold(imp_bases_table *t, entry *e)
 {
     e->n_users++;
+    e->gone = false; /* it is back */
     take_out(t, e);
     put_first(t, e);
 }
@@ -212,12 +225,14 @@ static entry *keep(imp_store *s, entry *e, bool *have)
     if (!there) {
         put_first(t, e);
         t->n++;
+        atomic_fetch_add_explicit(&t->n_have, e->state == HAVE, memory_order_relaxed);
         there = e;
         e = NULL;
     } else if (there->state != HAVE && e->state == HAVE) {
         there->bases.layers = e->bases.layers;
         there->bases.n_layers = e->bases.n_layers;
         there->state = HAVE;
+        atomic_fetch_add_explicit(&t->n_have, 1, memory_order_relaxed);
         e->bases.layers = NULL;
     }
     entry_free(e);
@@ -235,7 +250,11 @@ void imp_bases_drop(imp_store *s, const imp_bases *bases)
     entry *e = (entry *)(uintptr_t)bases;
     if (!e) return;
     pthread_mutex_lock(&t->lock);
-    if (--e->n_users == 0) trim(t);
+    if (--e->n_users == 0 && e->gone) {
+        discard(t, e);
+    } else if (e->n_users == 0) {
+        trim(t);
+    }
     pthread_mutex_unlock(&t->lock);
 }
 
@@ -247,12 +266,15 @@ void imp_bases_forget(imp_store *s, imp_hash128 space)
         next = e->next;
         if (!imp_hash128_equal(e->space, space)) continue;
         e->current = false;
+        e->gone = true;
         if (e->n_users == 0) discard(t, e);
     }
     pthread_mutex_unlock(&t->lock);
 }
 
 bool imp_bases_heavy(imp_store *s) { return heavy(s->bases); }
+
+void imp_bases_bound(imp_store *s, size_t n_bytes) { s->bases->most = n_bytes; }
 
 size_t imp_bases_memory(imp_store *s) { return atomic_load_explicit(&s->bases->memory, memory_order_relaxed); }
 
@@ -451,7 +473,10 @@ static int read_present(imp_store *s, imp_hash128 space, entry **out, uint64_t *
     for (int tries = 0;; tries++) {
         int rc = read_file(s, space, out, n_read);
         if (rc != IMP_E_NOTFOUND) return rc;
+        imp_kept_line kept;
+        imp_error_keep(&kept);
         *went = space_went(s, space);
+        (void)imp_error_back(&kept, 0);
         if (*went || tries == 2 || !look(s, name, &st)) return rc;
     }
 }
@@ -785,6 +810,13 @@ static int have(imp_store *s, const imp_job *job, entry *known, const imp_bases 
     return rc;
 }
 
+/* Is it the file that these were read from, or written to? */
+static bool as_written(const entry *e, const struct stat *st)
+{
+    return st->st_ino == e->inode && st->st_mtim.tv_sec == e->written.tv_sec &&
+           st->st_mtim.tv_nsec == e->written.tv_nsec;
+}
+
 const imp_bases *imp_bases_for(imp_store *s, const imp_job *job)
 {
     imp_bases_table *t = s->bases;
@@ -800,10 +832,7 @@ const imp_bases *imp_bases_for(imp_store *s, const imp_job *job)
     if (refused) return NULL;
     file_name(job->space, name);
     if (known && imp_io_in_memory(s->io)) return &known->bases; /* nobody else can get at it */
-    if (known && look(s, name, &st) && st.st_ino == known->inode && st.st_mtim.tv_sec == known->written.tv_sec &&
-        st.st_mtim.tv_nsec == known->written.tv_nsec) {
-        return &known->bases;
-    }
+    if (known && look(s, name, &st) && as_written(known, &st)) return &known->bases;
     imp_kept_line kept;
     imp_error_keep(&kept);
     int rc = have(s, job, known, &out);
@@ -815,24 +844,39 @@ const imp_bases *imp_bases_for(imp_store *s, const imp_job *job)
     return rc == 0 ? out : NULL;
 }
 
-int imp_bases_ensure(imp_store *s, imp_hash128 space, const imp_bases *bases)
+static bool in_memory(const imp_store *s, const char *name)
 {
+    imp_io_file *f = NULL;
+    bool there = imp_io_open(s->io, name, UNIT, &f) == 0;
+    imp_io_close(f);
+    return there;
+}
+
+bool imp_bases_present(imp_store *s, imp_hash128 space, const imp_bases *bases)
+{
+    const entry *e = (const entry *)(const void *)bases;
     char name[FILE_NAME_BYTES];
     struct stat st;
-    unsigned char *b = NULL;
-    size_t n_bytes = 0;
-    int rc = 0;
-    if (imp_io_in_memory(s->io)) return 0; /* nobody else removes them */
+    bool present;
+    imp_kept_line kept;
+    imp_error_keep(&kept);
     file_name(space, name);
     imp_leave(s);
-    if (!look(s, name, &st)) {
-        rc = encode((entry *)(uintptr_t)bases, &b, &n_bytes);
-        if (rc == 0) rc = seal(s, space, &b, &n_bytes);
-        if (rc == 0) rc = write_file(s, name, b, n_bytes);
-        imp_free(b);
+    if (imp_io_in_memory(s->io)) {
+        present = in_memory(s, name);
+    } else if (!look(s, name, &st)) {
+        present = false;
+    } else if (as_written(e, &st)) {
+        present = true;
+    } else {
+        uint64_t n_read = 0;
+        entry *other = NULL;
+        present = read_file(s, space, &other, &n_read) == 0 && other->bases.id == bases->id;
+        entry_free(other);
     }
     imp_enter(s);
-    return rc;
+    (void)imp_error_back(&kept, 0);
+    return present;
 }
 
 /* ---- the folder */
@@ -926,6 +970,7 @@ void imp_bases_sweep(imp_store *s, bool young_too, uint64_t *n_files, uint64_t *
         bool young = !f.file[i].tmp && (!look(s, f.file[i].name, &st) || now_s - st.st_mtime < YOUNG_S);
         if (young && !young_too) continue;
         if (imp_io_unlink(s->io, f.file[i].name) < 0) continue; /* next time */
+        if (!f.file[i].tmp) imp_bases_forget(s, f.file[i].space);
         if (n_files) ++*n_files;
         if (n_bytes) *n_bytes += f.file[i].n_bytes;
     }

@@ -498,7 +498,8 @@ static int create_tables(cat_db *d, bool *made)
     return rc;
 }
 
-/* The tables that an older version hasn't got. A process of that version that has it open doesn't miss anything. */
+/* The tables that an older version hasn't got. A process of that version that has it open doesn't miss them; what it
+ * doesn't know of the rows (cat_internal.h: the versions) it takes for damage, and reads all of them again. */
 static int extend(cat_db *d)
 {
     int rc = cat_db_begin(d);

@@ -18,7 +18,9 @@ enum {
     LOG_MOST = 4 << 20,
     LOG_WAIT_MS = 100,
     LOG_LONG_WAIT_MS = 500,
-    LOG_TIMES = 4
+    LOG_TIMES = 4,
+    BARE_AT_ONCE = 64,
+    EMPTIED_MOST = 4096
 };
 
 /* ---- `lock`, with cat_lock held */
@@ -346,6 +348,7 @@ int imp_change_begin(imp_store *s)
         if (owes) rc = imp_cat_put_limit(s->cat, s->limit_owed);
         if (begun && rc == 0) {
             s->first_new = imp_cat_next_node(s->cat);
+            s->n_emptied_before = s->n_emptied;
             s->reserved_before = s->reserved;
             s->reorder_reserved_before = s->reorder_reserved;
             return 0;
@@ -379,12 +382,6 @@ int imp_change_doom(imp_store *s, uint64_t segment)
     return 0;
 }
 
-static bool all(const imp_tree *tree, void *user)
-{
-    (void)tree, (void)user;
-    return true;
-}
-
 static int note_emptied(imp_store *s, imp_hash128 space)
 {
     if (s->n_emptied == s->emptied_cap) {
@@ -398,22 +395,32 @@ static int note_emptied(imp_store *s, imp_hash128 space)
     return 0;
 }
 
-/* A space goes with its last segment. */
+static bool is_noted(const imp_tree *tree, void *user)
+{
+    const imp_store *s = user;
+    size_t i = s->n_emptied_before;
+    while (i < s->n_emptied && !imp_hash128_equal(s->emptied[i], tree->space)) i++;
+    return i < s->n_emptied;
+}
+
+/* A space goes with its last segment. Former versions kept them: these don't go all at once, so that no change becomes
+ * much larger by them. */
 static int remove_bare(imp_store *s)
 {
     int rc = 0;
-    for (size_t i = 0; rc == 0 && i < s->forest.n_trees; i++) {
+    for (size_t i = 0; rc == 0 && i < s->forest.n_trees && s->n_emptied - s->n_emptied_before < BARE_AT_ONCE; i++) {
         imp_hash128 space = s->forest.trees[i].space;
         if (s->forest.trees[i].n_segs > 0) continue;
         rc = note_emptied(s, space);
         if (rc == 0) rc = imp_cat_remove_space(s->cat, space);
     }
-    if (rc == 0) imp_forest_drop_bare(&s->forest, all, NULL);
+    if (rc == 0) imp_forest_drop_bare(&s->forest, is_noted, s);
     return rc;
 }
 
 /* And its bases go with it: in a transaction of their own, since another process may have stored an entry of it since the
- * change, and not those that the writer is just about to use. With cat_lock held, but not `lock`. */
+ * change, and not those that the writer is just about to use. What can't be done now is done after the next change. With
+ * cat_lock held, but not `lock`. */
 static void remove_bases(imp_store *s)
 {
     if (s->n_emptied == 0) return;
@@ -430,10 +437,11 @@ static void remove_bases(imp_store *s)
             imp_bases_remove(s, space);
             imp_enter(s);
         }
+        if (rc == 0) s->n_emptied = 0;
         imp_leave(s);
         imp_cat_rollback(s->cat);
     }
-    s->n_emptied = 0;
+    if (s->n_emptied > EMPTIED_MOST) s->n_emptied = 0; /* leftovers: opening the store takes them */
     (void)imp_error_back(&kept, 0);
 }
 
@@ -484,7 +492,8 @@ int imp_change_end(imp_store *s, int rc)
         s->limit_owed = 0;
     } else {
         s->reload = true; /* the forest has edits that the catalogue hasn't */
-        s->n_doomed = s->n_emptied = 0;
+        s->n_doomed = 0;
+        s->n_emptied = s->n_emptied_before;
         s->reserved = s->reserved_before;
         s->reorder_reserved = s->reorder_reserved_before;
         /* Not what is the tokens' fault, or the limit's. */

@@ -347,7 +347,11 @@ void imp_segs_put(imp_store *s, imp_seg *seg)
         return;
     }
     idle_add(&s->open, o);
-    if (s->open.n_idle > IMP_SEG_IDLE_MAX || imp_bases_heavy(s)) take_out(s, s->open.oldest->seg.id, false);
+    if (s->open.n_idle > IMP_SEG_IDLE_MAX) take_out(s, s->open.oldest->seg.id, false);
+    /* Two, so that they become fewer. What holds the bases may be closed by another thread, later. */
+    for (int n = 0; n < 2 && s->open.n_idle > 1 && imp_bases_heavy(s); n++) {
+        take_out(s, s->open.oldest->seg.id, false);
+    }
 }
 
 void imp_segs_drop(imp_store *s, uint64_t id)

@@ -237,8 +237,8 @@ struct imp_store {
     uint64_t log_failed_ns;    /* and when that was */
     uint64_t *doomed;         /* segments to unlink once the change is durable */
     size_t n_doomed, doomed_cap;
-    imp_hash128 *emptied;     /* spaces whose bases are to be removed then */
-    size_t n_emptied, emptied_cap;
+    imp_hash128 *emptied;     /* spaces whose bases are to be removed then, or later */
+    size_t n_emptied, emptied_cap, n_emptied_before; /* as the change under way began */
     const imp_hash128 *storing; /* the space of which the writer is storing an entry; NULL: of none. Written with `lock` */
     imp_rng rng;
     int64_t latest_s;         /* of the latest use; guarded by `lock` */
@@ -546,16 +546,19 @@ const imp_bases *imp_bases_get(imp_store *s, imp_hash128 space, uint64_t id, uin
 const imp_bases *imp_bases_for(imp_store *s, const imp_job *job);
 /* NULL: nothing. May be called with `lock` held. */
 void imp_bases_drop(imp_store *s, const imp_bases *bases);
-/* The same, for segments are about to name them: are they on disk? If not (they went with the last segment of the space),
- * write them again. Inside a change, with `lock` held. */
-int imp_bases_ensure(imp_store *s, imp_hash128 space, const imp_bases *bases);
+/* A segment is about to name them: are they in the space's file? They aren't if they went with its last segment, or others
+ * came into their place. Inside a change, with `lock` held. */
+bool imp_bases_present(imp_store *s, imp_hash128 space, const imp_bases *bases);
 /* The space has gone. With `lock` held, or not. */
 void imp_bases_forget(imp_store *s, imp_hash128 space);
 /* Remove its file, too. Inside a change of the catalogue, but without `lock`; what can't be removed is a leftover. */
 void imp_bases_remove(imp_store *s, imp_hash128 space);
-/* Do they take more memory than they should, so that idle segments are better closed? Cheap; with `lock` held, or not. */
+/* Do those of several spaces take more memory than they should, so that idle segments are better closed? Cheap; with
+ * `lock` held, or not. */
 bool imp_bases_heavy(imp_store *s);
 size_t imp_bases_memory(imp_store *s);
+/* How much that should be; else an eighth of the host tier, and 64 MiB at least. For tests; before the store is used. */
+void imp_bases_bound(imp_store *s, size_t n_bytes);
 /* As du counts: bases/ and what is in it. For imp_dir_counted_bytes(). */
 uint64_t imp_bases_bytes(const imp_store *s);
 /* Inside a change: remove the bases of spaces that have no segment any more, and what killed writers left. Files

@@ -25,6 +25,7 @@ enum {
     NICE = 10,
     DU_UNIT = 4096,
     LIMIT_SHARE = 8,
+    ALONE_TRIES = 3,
     DIRTY_MAX = 64 /* histories that don't wait for their time */
 };
 
@@ -162,7 +163,8 @@ static int reserve(imp_store *s, const imp_job *job, const imp_bases *bases, siz
     }
 }
 
-enum { ADDED, KNOWN, GONE }; /* GONE: the tokens before it */
+/* GONE: the tokens before it; ALONE: the bases of its sketches aren't there (any more). */
+enum { ADDED, KNOWN, GONE, ALONE };
 
 static int publish_in_change(imp_store *s, const imp_job *job, const imp_bases *bases, const imp_seg_layout *l,
                              int *outcome)
@@ -174,10 +176,9 @@ static int publish_in_change(imp_store *s, const imp_job *job, const imp_bases *
     if (rc == 0) rc = imp_edit_unreserve(s);
     if (rc < 0) return rc;
     *outcome = known < m->first_token ? GONE : known >= end ? KNOWN : ADDED;
+    if (*outcome == ADDED && bases && !imp_bases_present(s, m->space, bases)) *outcome = ALONE;
     if (*outcome != ADDED) return imp_change_doom(s, m->segment);
 
-    if (bases) rc = imp_bases_ensure(s, m->space, bases);
-    if (rc < 0) return rc;
     imp_cat_space space = {m->space, m->model_name, m->created_s};
     imp_cat_segment seg = {m->segment, m->space, imp_round_up(imp_seg_file_bytes(l), DU_UNIT), m->n_tokens};
     imp_run run = {m->space, job->tokens, (size_t)m->first_token, end, m->segment, m->derived, m->created_s};
@@ -280,28 +281,34 @@ void imp_forget_refused(imp_store *s)
 
 /* ---- one entry, in full */
 
-/* `*stored`: the tokens before it are stored afterwards. */
-static int store_by(imp_store *s, imp_job *job, const imp_bases *bases, size_t *stored, bool *any)
+/* `*stored`: the tokens before it are stored afterwards. `*bases` may become others. */
+static int store_by(imp_store *s, imp_job *job, const imp_bases **bases, size_t *stored, bool *any)
 {
     size_t pos = job->start, end = 0;
+    int tries = 0;
     *any = false;
     if (!job->derived) job->derived = over_rounded(s, job);
     for (*stored = pos; pos < job->n_tokens; *stored = pos) {
         imp_seg_layout *l;
         int outcome = GONE;
-        int rc = reserve(s, job, bases, &pos, &end, &l);
+        int rc = reserve(s, job, *bases, &pos, &end, &l);
         if (rc == IMP_E_FULL && s->over_limit) note_refused(s, job, pos);
         if (rc < 0) return rc;
         if (!l && end > 0) break;
         if (l) {
             imp_job_score(s, job);
-            rc = imp_pack_segment(s, job, l, bases);
-            if (rc == 0) rc = publish(s, job, bases, l, &outcome);
+            rc = imp_pack_segment(s, job, l, *bases);
+            if (rc == 0) rc = publish(s, job, *bases, l, &outcome);
             if (rc == 0 && outcome == ADDED) begin_history(s, job, l);
             imp_seg_layout_free(l);
             if (rc < 0) return rc;
         }
         if (outcome == GONE) return imp_fail(IMP_E_STALE, "%s: the tokens before a new entry are gone", s->dir);
+        if (outcome == ALONE) { /* packed anew, by others, and at last without any */
+            imp_bases_drop(s, *bases);
+            *bases = ++tries < ALONE_TRIES ? imp_bases_for(s, job) : NULL;
+            continue;
+        }
         *any = *any || outcome == ADDED;
         pos = end;
     }
@@ -314,7 +321,7 @@ static int store_entry(imp_store *s, imp_job *job, size_t *stored, bool *any)
     s->storing = &job->space; /* its bases stay */
     pthread_mutex_unlock(&s->lock);
     const imp_bases *bases = s->opts.keep & IMP_KEEP_SKETCH ? imp_bases_for(s, job) : NULL;
-    int rc = store_by(s, job, bases, stored, any);
+    int rc = store_by(s, job, &bases, stored, any);
     imp_bases_drop(s, bases);
     imp_space_stored(s, job->space);
     return rc;

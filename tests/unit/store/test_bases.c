@@ -1,7 +1,9 @@
 /* The sketches' bases: learned once, kept in a file, found again, and learned anew when it is lost; no store loses KV
  * by any of it. */
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -15,6 +17,7 @@
 
 #include "base/alloc.h"
 #include "base/rng.h"
+#include "io/io_fault.h"
 #include "store/store_internal.h"
 #include "support/store_world.h"
 #include "support/support.h"
@@ -330,6 +333,9 @@ static void goes_with_its_space(void **state)
         assert_int_equal(imp_world_check(writer, tokens, 64, false), 0);
         assert_int_equal(w.store->forest.n_trees, had);
         assert_int_equal(other.store->forest.n_trees, had);
+        assert_int_equal(w.store->forest.n_bare + other.store->forest.n_bare, 0);
+        /* Segments may be closed by another thread. */
+        while (imp_bases_memory(w.store) + imp_bases_memory(other.store) > 0) usleep(1000);
         assert_int_equal(stats_of(writer).disk_bytes, imp_world_du(dir));
     }
     assert_int_equal(imp_world_verify(&w, false, true), 0);
@@ -340,28 +346,211 @@ static void goes_with_its_space(void **state)
     imp_log_set(quiet, NULL, IMP_LOG_ERROR);
 }
 
-/* The last segment goes while another process packs the next one by the same bases: these are written again. */
+static void other_tokens(int32_t *to, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) to[i] = 100000 * n + 3 * i;
+}
+
+static bool finds(imp_world *w, const int32_t *t, size_t n, uint64_t *basis)
+{
+    imp_path path;
+    uint64_t header_bytes;
+    assert_int_equal(imp_store_match(w->store, w->space->id, t, n, false, &path, &header_bytes), 0);
+    bool usable = path.n_tokens == n && path.spans[0].seg->bases;
+    *basis = path.n_tokens == n ? imp_seg_layout_meta(path.spans[0].seg->layout)->basis : 0;
+    imp_store_unpin(w->store, &path);
+    return usable;
+}
+
+/* The rule acted: somebody stands before the operation. */
+static void await_hit(int rule)
+{
+    assert_true(rule >= 0);
+    while (imp_io_fault_hits(rule) == 0) usleep(1000);
+}
+
+/* The last segment goes while another process packs the next one by the same bases. They may be others by then, or not
+ * to be had: then it has no sketches. */
 static void gone_while_packing(void **state)
 {
+    enum { GONE, REPLACED, NOT_TO_BE_HAD, N_WAYS };
     const char *dir = *state;
-    uint64_t n_read = 0;
+    int32_t second[64], third[100];
+    uint64_t id = 0;
+    other_tokens(second, 64);
+    other_tokens(third, 100);
+    imp_log_set(count_warnings, NULL, IMP_LOG_WARN);
+    n_warnings = 0;
+    for (int way = 0; way < N_WAYS; way++) {
+        imp_world w = open_world(dir), other = open_world(dir);
+        commit(&w, 0, 64);
+        int rule = imp_io_fault_add(&(imp_io_fault){IMP_IO_WRITE, 1, false, IMP_IO_HOLD, 0, "segments/"});
+        assert_int_equal(imp_world_commit(&w, second, 64, 0, 0, NULL), 0);
+        await_hit(rule);
+        assert_int_equal(imp_store_remove(other.store, 0), 0);
+        assert_false(there(dir, name));
+        if (way == REPLACED) {
+            assert_int_equal(imp_world_commit(&other, third, 100, 0, 0, NULL), 0);
+            assert_int_equal(imp_store_flush(other.store), 0);
+            assert_true(finds(&other, third, 64, &id));
+        } else if (way == NOT_TO_BE_HAD) {
+            assert_int_equal(rmdir(imp_test_path(dir, "bases")), 0);
+            put_file(imp_test_path(dir, "bases"));
+        }
+        imp_io_fault_clear();
+        assert_int_equal(imp_store_flush(w.store), 0);
+        assert_int_equal(finds(&w, second, 64, &id), way != NOT_TO_BE_HAD);
+        assert_int_equal(finds(&other, second, 64, &id), way != NOT_TO_BE_HAD);
+        assert_int_equal(id != 0, way != NOT_TO_BE_HAD);
+        assert_int_equal(imp_world_check(&w, second, 64, false), 64);
+        assert_int_equal(stats_of(&w).corrupt_chunks + stats_of(&other).corrupt_chunks, 0);
+        assert_int_equal(n_warnings, way == NOT_TO_BE_HAD); /* stored without */
+        imp_world_close(&other);
+        imp_world_close(&w);
+        if (way == NOT_TO_BE_HAD) assert_int_equal(unlink(imp_test_path(dir, "bases")), 0);
+        w = open_world(dir);
+        assert_int_equal(finds(&w, second, 64, &id), way != NOT_TO_BE_HAD);
+        assert_int_equal(imp_world_verify(&w, false, true), 0);
+        assert_int_equal(imp_store_remove(w.store, 0), 0);
+        imp_world_close(&w);
+    }
+    imp_log_set(quiet, NULL, IMP_LOG_ERROR);
+}
+
+static void *remove_all(void *store) { return imp_store_remove(store, 0) == 0 ? NULL : store; }
+
+/* Between the change in which the last segment goes and the end of its bases another process stores the next one. */
+static void back_before_its_bases_went(void **state)
+{
+    const char *dir = *state;
+    pthread_t thread;
+    void *failed;
     imp_world w = open_world(dir), other = open_world(dir);
     commit(&w, 0, 64);
-    const uint64_t id = look(&w, 64).basis[0];
-    const imp_bases *held = imp_bases_get(w.store, w.space->id, id, &n_read);
-    assert_non_null(held);
-    assert_int_equal(imp_store_remove(other.store, 0), 0);
-    assert_false(there(dir, name));
-    for (int i = 0; i < 2; i++) {
-        assert_int_equal(imp_change_begin(w.store), 0);
-        assert_int_equal(imp_bases_ensure(w.store, w.space->id, held), 0);
-        assert_int_equal(imp_change_end(w.store, 0), 0);
-    }
-    imp_bases_drop(w.store, held);
-    const imp_bases *read = imp_bases_get(other.store, other.space->id, id, &n_read);
-    assert_true(read && n_read > 0);
-    imp_bases_drop(other.store, read);
+    const uint64_t id = look(&other, 64).basis[0];
+    int rule = imp_io_fault_add(&(imp_io_fault){IMP_IO_UNLINK, 1, false, IMP_IO_HOLD, 0, "segments/"});
+    assert_int_equal(pthread_create(&thread, NULL, remove_all, w.store), 0);
+    await_hit(rule);
+    assert_true(there(dir, name));
+    assert_int_equal(imp_world_commit(&other, tokens, 64, 0, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(other.store), 0);
+    imp_io_fault_clear();
+    assert_int_equal(pthread_join(thread, &failed), 0);
+    assert_null(failed);
+    assert_true(there(dir, name));
+    found f = look(&w, 64);
+    assert_true(f.usable[0] && f.basis[0] == id);
+    assert_int_equal(stats_of(&w).corrupt_chunks, 0);
     imp_world_close(&other);
+    imp_world_close(&w);
+}
+
+/* An entry for which the space's only one must go is stored by the bases that are there. */
+static void own_bases_stay(void **state)
+{
+    imp_store_opts opts;
+    imp_world w;
+    int32_t second[64];
+    uint64_t first_id, id;
+    other_tokens(second, 64);
+    imp_world_rich_opts(&opts);
+    opts.limit_bytes = 4 << 20;
+    opts.space_percent = 1; /* room for one of them */
+    assert_int_equal(imp_world_open(&w, *state, &opts, NULL), 0);
+    commit(&w, 0, 64);
+    assert_true(finds(&w, tokens, 64, &first_id));
+    assert_int_equal(imp_world_commit(&w, second, 64, 0, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), 0);
+    assert_int_equal(imp_world_check(&w, tokens, 64, false), 0);
+    assert_true(finds(&w, second, 64, &id));
+    assert_int_equal(id, first_id);
+    imp_world_close(&w);
+}
+
+/* An entry that can't be stored leaves no bases. */
+static void none_without_entry(void **state)
+{
+    const char *dir = *state;
+    imp_world w = open_world(dir);
+    assert_true(imp_io_fault_add(&(imp_io_fault){IMP_IO_WRITE, 1, true, IMP_IO_ERRNO, EIO, "segments/"}) >= 0);
+    assert_int_equal(imp_world_commit(&w, tokens, 64, 0, 0, NULL), 0);
+    assert_int_equal(imp_store_flush(w.store), IMP_E_IO);
+    imp_io_fault_clear();
+    assert_false(there(dir, name));
+    assert_int_equal(imp_bases_memory(w.store), 0);
+    commit(&w, 0, 64);
+    assert_true(there(dir, name) && look(&w, 64).usable[0]);
+    imp_world_close(&w);
+}
+
+/* Rows of spaces without a segment, as former versions left them, go. */
+static void bare_rows_go(void **state)
+{
+    enum { N_BARE = 150 };
+    const char *dir = *state;
+    imp_world w = open_world(dir);
+    commit(&w, 0, 64);
+    imp_world_close(&w);
+    imp_cat *c;
+    assert_int_equal(imp_cat_open(dir, 0, &c), 0);
+    assert_int_equal(imp_cat_begin(c), 0);
+    for (uint64_t i = 0; i < N_BARE; i++) {
+        assert_int_equal(imp_cat_put_space(c, &(imp_cat_space){{i, 7}, "some model", 0}), 0);
+    }
+    assert_int_equal(imp_cat_commit(c), 0);
+    imp_cat_close(c);
+    w = open_world(dir);
+    assert_true(look(&w, 64).usable[0]);
+    for (size_t n = 64; n < 128; n += 8) commit(&w, n, n + 8);
+    assert_int_equal(w.store->forest.n_trees, 1);
+    assert_int_equal(w.store->forest.n_bare, 0);
+    assert_int_equal(imp_world_verify(&w, false, true), 0);
+    imp_world_close(&w);
+}
+
+/* More bases than may be in memory at once, all of stored entries: each is read when it is wanted. */
+static void bounded_in_memory(void **state)
+{
+    enum { N_SPACES = 12 };
+    imp_store_opts opts;
+    imp_world w, of[N_SPACES];
+    uint64_t n_read = 0;
+    imp_world_rich_opts(&opts);
+    assert_int_equal(imp_world_open(&w, *state, &opts, NULL), 0);
+    for (int i = 0; i < N_SPACES; i++) {
+        char salt[16];
+        snprintf(salt, sizeof salt, "tenant %d", i);
+        of[i] = w;
+        assert_int_equal(imp_world_space(w.store, salt, &of[i].space), 0);
+        commit(&of[i], 0, 64);
+    }
+    const size_t one = imp_bases_memory(w.store) / N_SPACES;
+    const imp_bases *held = imp_bases_get(w.store, of[0].space->id, look(&of[0], 64).basis[0], &n_read);
+    assert_non_null(held);
+    imp_bases_bound(w.store, 4 * one);
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < N_SPACES; i++) assert_true(look(&of[i], 64).usable[0]);
+        if (round > 0) assert_true(imp_bases_memory(w.store) <= 6 * one);
+    }
+    size_t n;
+    assert_non_null(imp_basis_bytes(held->layers[WORLD_LAYERS - 1], &n)); /* they stayed */
+    imp_bases_drop(w.store, held);
+
+    /* Those of one space stay, however large: they are for every request. */
+    imp_bases_bound(w.store, 1);
+    (void)look(&of[1], 64);
+    for (int i = 0; i < 3; i++) {
+        imp_path path;
+        uint64_t header_bytes;
+        assert_int_equal(imp_store_match(w.store, of[1].space->id, tokens, 64, false, &path, &header_bytes), 0);
+        assert_int_equal(path.n_tokens, 64);
+        if (i > 0) assert_int_equal(header_bytes, 0);
+        imp_store_unpin(w.store, &path);
+    }
+    /* The others' segments may be closed by another thread. */
+    for (int i = 0; i < 5000 && imp_bases_memory(w.store) > 2 * one; i++) usleep(1000);
+    assert_true(imp_bases_memory(w.store) <= 2 * one);
+    for (int i = 0; i < N_SPACES; i++) imp_space_close(of[i].space);
     imp_world_close(&w);
 }
 
@@ -472,8 +661,9 @@ int main(void)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
         TEST(learned_once), TEST(lost_and_learned_anew), TEST(lost_while_open),   TEST(no_room),
-        TEST(swept),        TEST(goes_with_its_space),   TEST(gone_while_packing), TEST(many_spaces),
-        TEST(verified),     TEST(processes_at_once),
+        TEST(swept),        TEST(goes_with_its_space),   TEST(gone_while_packing), TEST(back_before_its_bases_went),
+        TEST(own_bases_stay), TEST(none_without_entry),  TEST(bare_rows_go),       TEST(bounded_in_memory),
+        TEST(many_spaces),  TEST(verified),              TEST(processes_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
