@@ -518,7 +518,7 @@ static void bounded_in_memory(void **state)
     imp_world_rich_opts(&opts);
     assert_int_equal(imp_world_open(&w, *state, &opts, NULL), 0);
     for (int i = 0; i < N_SPACES; i++) {
-        char salt[16];
+        char salt[24];
         snprintf(salt, sizeof salt, "tenant %d", i);
         of[i] = w;
         assert_int_equal(imp_world_space(w.store, salt, &of[i].space), 0);
@@ -566,7 +566,7 @@ static void many_spaces(void **state)
     imp_space *usual = w.space;
     size_t bases = 0, forest = 0;
     for (int i = 0; i < N_SPACES; i++) {
-        char salt[16];
+        char salt[24];
         snprintf(salt, sizeof salt, "tenant %d", i);
         assert_int_equal(imp_world_space(w.store, salt, &w.space), 0);
         assert_int_equal(imp_world_commit(&w, tokens, 64, 0, 0, NULL), 0);
