@@ -249,7 +249,7 @@ static void test_queries_with_streams(void **state)
     size_t n[2][2];
     for (int mixed = 0; mixed < 2; mixed++) {
         imp_llama *ctx = open_llama(store, mixed ? stream_params() : context_params());
-        assert_int_equal(imp_llama_set_request(ctx, 1, &r), 0);
+        for (llama_seq_id seq = 0; seq < 2; seq++) assert_int_equal(imp_llama_set_request(ctx, seq, &r), 0);
         struct llama_batch batch = llama_batch_init(512, 0, 1);
         for (int i = 0; i < a.n_prefix; i++) {
             if (mixed && i % 31 == 0) put(&batch, b.tokens[i / 31], i / 31, 0, false);
@@ -268,7 +268,8 @@ static void test_queries_with_streams(void **state)
             error += d * d;
             size += rows[0][l][i] * rows[0][l][i];
         }
-        if (!(error < 1e-4 * size)) fail_msg("layer %u: off by %g of %g", l * 5, error, size);
+        /* Other ubatches round otherwise, from the first layer's results on; a row of another token is 1.5e-2 of all. */
+        if (!(error < (l == 0 ? 1e-9 : 1e-3) * size)) fail_msg("layer %u: off by %g of %g", l * 5, error, size);
         free(rows[0][l]);
         free(rows[1][l]);
     }
