@@ -104,7 +104,7 @@ typedef struct replay_bench {
 
 /* What the measured requests of a system came to; bytes and times are means where nothing else is said. */
 typedef struct replay_summary {
-    double ttft, p50, p99, compute, limit, io_wait, read, identify, host, device, reads, mass, fallback;
+    double ttft, p50, p99, compute, bus, limit, io_wait, read, identify, host, device, reads, mass, fallback;
     uint32_t n_loaded;
 } replay_summary;
 
@@ -292,7 +292,8 @@ static bool summarise(const replay_bench *b, replay_summary *out)
         sorted[i] = a->ttft_ns;
         out->ttft += share * a->ttft_ns;
         out->compute += share * a->compute_ns;
-        out->limit += share * (a->compute_ns > io ? a->compute_ns : io);
+        out->bus += share * a->bus_ns;
+        out->limit += share * fmax(fmax(a->compute_ns, a->bus_ns), io);
         out->io_wait += share * a->io_wait_ns;
         out->read += share * a->bytes_read;
         out->identify += share * a->identify_bytes;
@@ -367,7 +368,8 @@ static int print_json(const replay_bench *b, const app_system *system, const rep
     } figures[] = {
         {"ttft_ms", f->ttft / 1e6},        {"p50_ms", f->p50 / 1e6},          {"p99_ms", f->p99 / 1e6},
         {"compute_ms", f->compute / 1e6},  {"limit_ms", f->limit / 1e6},      {"of_limit", f->ttft / f->limit},
-        {"io_wait_ms", f->io_wait / 1e6},  {"bytes_read", f->read},           {"identify_bytes", f->identify},
+        {"bus_ms", f->bus / 1e6},          {"io_wait_ms", f->io_wait / 1e6},  {"bytes_read", f->read},
+        {"identify_bytes", f->identify},
         {"host_hit_bytes", f->host},       {"device_hit_bytes", f->device},   {"n_reads", f->reads},
         {"mass", f->mass},                 {"fallback_share", f->fallback},   {"loaded_tokens", f->n_loaded},
     };

@@ -19,6 +19,7 @@ struct replay_session {
     float *query;           /* [n_heads][head_dim] */
     unsigned char *k, *v;   /* the device's cells of one layer */
     size_t row_bytes;
+    double widened;         /* bytes of rows in f16 over those that are stored and in tiers */
     replay_watch watch;
     void *watch_user;
 };
@@ -188,6 +189,15 @@ static void pass(const replay_session *r, double until_ns)
 
 /* ---------------------------------------------------------------------------------------------------- session ---- */
 
+static int measure_rows(replay_session *r)
+{
+    imp_stats stats;
+    int rc = imp_store_stats(r->store, &stats);
+    if (rc < 0) return rc;
+    r->widened = stats.kv_bytes ? (double)(stats.n_tokens * imp_space_token_bytes(r->space)) / (double)stats.kv_bytes : 1;
+    return 0;
+}
+
 int replay_open(const replay_setup *s, const replay_system *system, const char *dir, replay_session **out)
 {
     *out = NULL;
@@ -205,6 +215,7 @@ int replay_open(const replay_setup *s, const replay_system *system, const char *
     if (rc == 0 && !system->recompute) {
         rc = open_store(s, &system->switches, dir, false, &r->store);
         if (rc == 0) rc = open_space(s, r->store, &r->space);
+        if (rc == 0) rc = measure_rows(r);
     }
     if (rc < 0) replay_close(r);
     else *out = r;
@@ -250,9 +261,11 @@ static double scored_share(const replay_session *r)
     return 0;
 }
 
-/* The bus, and what the device tier has spared it. */
+/* The bus, and what the device tier has spared it: rows are widened on whichever side of it they are, so that all of this
+ * is bytes of f16. */
 typedef struct bus {
     double free_ns;       /* when it has done all it was given */
+    double busy_ns;       /* it took for that */
     double spared, taken; /* bytes of device hits, in all, and of these set against transfers */
 } bus;
 
@@ -261,7 +274,9 @@ static void transfer(const replay_session *r, bus *b, double from_ns, double n_b
     double spare = b->spared - b->taken < n_bytes ? b->spared - b->taken : n_bytes;
     b->taken += spare;
     if (b->free_ns < from_ns) b->free_ns = from_ns;
-    b->free_ns += r->s->stretch * replay_bus_ns(r->s->profile, n_bytes - spare);
+    double ns = r->s->stretch * replay_bus_ns(r->s->profile, n_bytes - spare);
+    b->free_ns += ns;
+    b->busy_ns += ns;
 }
 
 static int load_layer(replay_session *r, imp_load *load, uint32_t prefix, uint32_t l, const imp_query *query,
@@ -278,7 +293,7 @@ static int load_layer(replay_session *r, imp_load *load, uint32_t prefix, uint32
     if (rc < 0) return rc;
     imp_load_get_stats(load, &stats);
     own = s->simulated ? 0 : (double)stats.identify_ns - own;
-    b->spared = (double)stats.device_hit_bytes / s->scale;
+    b->spared = r->widened * (double)stats.device_hit_bytes / s->scale;
     if (scores > 0) {
         double keys = r->system->switches.identify == IMP_IDENTIFY_SKETCH ? 1.0 / 16 : scores; /* bytes of a key */
         transfer(r, b, start_ns, keys * n * row);
@@ -294,7 +309,7 @@ static int load_layer(replay_session *r, imp_load *load, uint32_t prefix, uint32
                  (const uint16_t *)(const void *)r->v);
     }
     imp_load_get_stats(load, &stats);
-    b->spared = (double)stats.device_hit_bytes / s->scale;
+    b->spared = r->widened * (double)stats.device_hit_bytes / s->scale;
     /* Keys that were scored are there already. */
     double rows = r->system->switches.identify == IMP_IDENTIFY_ALL_KEYS ? k : 2 * k;
     transfer(r, b, choosing ? chosen_ns : start_ns, rows * row);
@@ -302,7 +317,8 @@ static int load_layer(replay_session *r, imp_load *load, uint32_t prefix, uint32
     return 0;
 }
 
-static int load_all(replay_session *r, imp_load *load, uint32_t prefix, uint32_t question, double start_ns)
+static int load_all(replay_session *r, imp_load *load, uint32_t prefix, uint32_t question, double start_ns,
+                    double *bus_ns)
 {
     const replay_setup *s = r->s;
     bus b = {.free_ns = start_ns};
@@ -319,6 +335,7 @@ static int load_all(replay_session *r, imp_load *load, uint32_t prefix, uint32_t
         at = now_ns(r) + after;
     }
     pass(r, at + s->stretch * replay_logits_ns(s->shape, s->profile));
+    *bus_ns = b.busy_ns / s->stretch;
     return 0;
 }
 
@@ -346,7 +363,7 @@ int replay_ask(replay_session *r, uint32_t prefix, uint32_t question, replay_ans
         imp_prefix_acquire(r->space, r->tokens, s->prefix_tokens + s->query_tokens, IMP_ACQUIRE_DERIVED, &lease, &info);
     if (rc == 0 && info.n_matched < s->prefix_tokens) rc = fail(IMP_E_NOTFOUND, "replay: a prefix isn't stored whole");
     if (rc == 0) rc = imp_load_begin(lease, &opts, &load);
-    if (rc == 0) rc = load_all(r, load, prefix, question, start);
+    if (rc == 0) rc = load_all(r, load, prefix, question, start, &out->bus_ns);
     out->ttft_ns = (now_ns(r) - start) / s->stretch;
     out->n_loaded = (uint32_t)imp_load_count(load);
     imp_load_end(load, &stats);

@@ -66,6 +66,7 @@ void replay_close(replay_session *r);
 typedef struct replay_answer {
     double ttft_ns;
     double compute_ns;        /* of the roofline alone, with so many cells and nothing to wait for */
+    double bus_ns;            /* that the bus was in use */
     double io_wait_ns;        /* slept only */
     double bytes_read, identify_bytes, host_hit_bytes, device_hit_bytes;
     double mass;

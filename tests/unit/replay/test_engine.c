@@ -173,6 +173,40 @@ static void test_time(void **unused)
     imp_test_remove_dir(dir);
 }
 
+/* What the device tier has doesn't cross the bus, at whatever precision it has it; all else does, as f16. */
+static void test_bus(void **unused)
+{
+    (void)unused;
+    char *dir = imp_test_make_dir(NULL);
+    replay_patterns p;
+    assert_int_equal(replay_patterns_rule(4, 3, 1500, 8, imp_test_seed(), &p), 0);
+    replay_setup s = make_setup(&p, 1);
+    s.prefix_tokens = 1500;
+    const double full = 1500 * replay_token_bytes(&shape, &profile), all_ns = replay_bus_ns(&profile, full);
+    for (int packed = 0; packed < 2; packed++) {
+        replay_system system = make_system("as", 1);
+        system.switches.rest = packed ? IMP_REST_K8V4 : IMP_REST_RAW;
+        const char *path = imp_test_path(dir, packed ? "packed" : "raw");
+        assert_int_equal(replay_fill(&s, &system.switches, path, NULL, NULL), 0);
+        for (int on_device = 0; on_device < 2; on_device++) {
+            replay_session *r;
+            replay_answer a;
+            s.host_bytes = on_device ? 0 : 2 * full;
+            s.device_bytes = on_device ? 2 * full : 0;
+            assert_int_equal(replay_open(&s, &system, path, &r), 0);
+            for (int i = 0; i < 3; i++) {
+                assert_int_equal(replay_ask(r, 1, 1, &a), 0);
+                if (i == 0 || !on_device) assert_true(a.bus_ns > 0.99 * all_ns && a.bus_ns < 1.01 * all_ns);
+                else assert_true(a.bus_ns < 0.02 * all_ns);
+                assert_true(a.ttft_ns >= a.bus_ns);
+            }
+            replay_close(r);
+        }
+    }
+    replay_patterns_free(&p);
+    imp_test_remove_dir(dir);
+}
+
 /* The logic of a run doesn't depend on the clock: the same bytes from the same places, all systems, tiers and a
  * reorder. */
 static void test_slept_and_virtual(void **unused)
@@ -265,6 +299,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_f16),  cmocka_unit_test(test_scores),           cmocka_unit_test(test_time),
+        cmocka_unit_test(test_bus),
         cmocka_unit_test(test_zipf), cmocka_unit_test(test_slept_and_virtual), cmocka_unit_test(test_setups),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
