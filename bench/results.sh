@@ -54,8 +54,8 @@ case $step in
         ;;
     cost)
         [ $# -eq 2 ] || usage
-        bench/cost_curves.py --model "$1" --prefixes "$2" --out "$out" --impress "$impress" ${STORE:+--store "$STORE"} \
-            --reps "$reps" | tee "$out/cost-$(name "$1").md"
+        bench/cost_curves.py --model "$1" --prefixes "$2" --out "$out" --impress "$impress" \
+            --match "$(dirname "$impress")/bench/bench-match" ${STORE:+--store "$STORE"} --reps "$reps" | tee "$out/cost-$(name "$1").md"
         ;;
     io)
         "$impress" bench io --sizes 16K,64K,256K,1M --depths 8,32 --json >"$out/io.jsonl"
@@ -87,8 +87,9 @@ case $step in
             "$impress" bench replay "$@" --json >"$file.part"
             mv "$file.part" "$file"
         }
+        ours=impress+order=importance,$ours
         all=recomp,as,as-h2o-lru,as-h2o-lfu,spi,impress-paper,contiguous,$ours
-        few=${SYSTEMS:-as,as-h2o-lfu,impress-paper,contiguous,$ours}
+        few=${SYSTEMS:-as-h2o-lfu,impress-paper,contiguous,$ours}
         for shape in opt-13b opt-30b; do
             play "$shape" --shape "$shape" -s "$all" --virtual
             for pattern; do
